@@ -1,0 +1,142 @@
+from itertools import pairwise
+
+import pytest
+import torch
+
+from fedld.errors import FedLDError
+from fedld.models import NAMES, PlainCNN, batchnorm_names, build, head_names
+
+# Parameter counts of torchvision's models (1000 classes, 3 channels), as its documentation states them.
+PUBLISHED = {"resnet18": 11_689_512, "resnet50": 25_557_032, "mobilenet_v2": 3_504_872}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("image_size", "channels"), [(8, 1), (28, 1), (37, 3), (64, 3)])
+def test_every_model_takes_every_size(name, image_size, channels):
+    model = build(name, classes=3, channels=channels, image_size=image_size, seed=0).eval()
+    x = torch.randn(2, channels, image_size, image_size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits, features = model(x), model.embed(x)
+        assert logits.shape == (2, 3)
+        assert features.shape == (2, model.head.in_features)
+        torch.testing.assert_close(logits, model.head(features))
+        channels_last = model(x.contiguous(memory_format=torch.channels_last))
+    torch.testing.assert_close(logits, channels_last, rtol=1e-4, atol=1e-4)
+    assert torch.isfinite(logits).all()
+
+
+@pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
+def test_parameter_counts_are_the_published_ones(name, count):
+    model = build(name, classes=1000, image_size=64, seed=0)
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
+def test_torchvision_names():
+    names = set(build("resnet50", classes=2, image_size=64, seed=0).state_dict())
+    assert {
+        "conv1.weight",
+        "bn1.running_mean",
+        "layer1.0.conv3.weight",
+        "layer4.2.bn3.bias",
+        "fc.bias",
+    } <= names
+    assert {"layer2.0.downsample.0.weight", "layer2.0.downsample.1.num_batches_tracked"} <= names
+    assert (
+        "layer1.0.downsample.0.weight" not in build("resnet18", classes=2, image_size=64, seed=0).state_dict()
+    )
+    names = set(build("mobilenet_v2", classes=2, image_size=64, seed=0).state_dict())
+    assert {
+        "features.0.0.weight",
+        "features.1.conv.1.weight",
+        "features.18.1.bias",
+        "classifier.1.bias",
+    } <= names
+
+
+def test_initialisation_depends_on_the_seed_alone():
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    first = build("resnet8", classes=2, image_size=32, seed=1).state_dict()
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(8)
+    again = build("resnet8", classes=2, image_size=32, seed=1).state_dict()
+    other = build("resnet8", classes=2, image_size=32, seed=2).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["conv1.weight"], other["conv1.weight"])
+    assert not torch.equal(first["layer1.0.conv1.weight"], first["layer1.0.conv2.weight"])
+
+
+def test_same_seed_shares_the_trunk_between_heads():
+    two, five = (build("cnn", classes=c, image_size=28, seed=0).state_dict() for c in (2, 5))
+    same = {
+        name for name in two if two[name].shape == five[name].shape and torch.equal(two[name], five[name])
+    }
+    assert same == set(two) - {"classifier.2.weight", "classifier.2.bias"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_gets_a_gradient(name):
+    model = build(name, classes=2, image_size=32, seed=0).train()
+    x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    torch.nn.functional.cross_entropy(model(x), torch.tensor([0, 1, 0, 1])).backward()
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert torch.isfinite(parameter.grad).all(), parameter_name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_head_names(name):
+    model = build(name, classes=4, image_size=32, seed=0)
+    weight, bias = head_names(model)
+    assert model.get_parameter(weight) is model.head.weight
+    assert model.get_parameter(bias) is model.head.bias
+
+
+def test_batchnorm_names_are_found_by_type():
+    model = build("resnet8", classes=2, image_size=32, seed=0)
+    names = batchnorm_names(model)
+    assert "layer2.0.downsample.1.running_var" in names
+    assert names == {n for n in model.state_dict() if "bn" in n or "downsample.1" in n}
+    for name in ("cnn", "vgg9", "resnet8-gn"):
+        assert batchnorm_names(build(name, classes=2, image_size=32, seed=0)) == set()
+    grouped = build("mobilenet_v2", classes=2, image_size=32, seed=0, norm="group")
+    assert batchnorm_names(grouped) == set()
+    assert batchnorm_names(torch.nn.BatchNorm1d(3)) == set(torch.nn.BatchNorm1d(3).state_dict())
+
+
+def test_group_norm_models_share_names_with_batch_norm_models():
+    batch = dict(build("resnet8", classes=2, image_size=32, seed=0).named_parameters())
+    group = dict(build("resnet8-gn", classes=2, image_size=32, seed=0).named_parameters())
+    assert list(batch) == list(group)
+    assert (
+        build("resnet8", classes=2, image_size=32, seed=0, norm="group").state_dict().keys() == group.keys()
+    )
+
+
+@pytest.mark.parametrize("name", ["cnn", "vgg9"])
+def test_plain_layers_chain(name):
+    """Each layer's inputs are the previous layer's outputs (times the grid at the flattening), for FedMA."""
+    model = build(name, classes=3, image_size=28, seed=0)
+    assert isinstance(model, PlainCNN)
+    layers = [layer for _, layer in model.layers()]
+    for before, after in pairwise(layers):
+        flattened = before.weight.ndim == 4 and after.weight.ndim == 2
+        assert after.weight.shape[1] == before.weight.shape[0] * (model.grid**2 if flattened else 1)
+    assert layers[-1] is model.head
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"name": "resnet9"}, "resnet8"),
+        ({"norm": "layer"}, "norm"),
+        ({"name": "cnn", "norm": "group"}, "normalisation"),
+        ({"classes": 1}, "classes"),
+        ({"channels": 0}, "channel"),
+        ({"image_size": 7}, "7 pixels"),
+    ],
+)
+def test_bad_requests(change, word):
+    arguments = {"name": "resnet8", "classes": 2, "image_size": 32, "seed": 0, **change}
+    with pytest.raises(FedLDError, match=word):
+        build(**arguments)
