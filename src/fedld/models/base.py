@@ -1,4 +1,4 @@
-"""What every model offers: `embed` (pooled features) and `head` (last linear layer); logits = head(embed(x))."""
+"""What every model offers: `embed` (pooled features) and `head` (linear); logits are head(embed(x))."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def head_names(model: Model) -> list[str]:
 
 
 def batchnorm_names(model: nn.Module) -> set[str]:
-    """Names of all parameters and buffers of BatchNorm modules, by type (`downsample.1` does not say it is one)."""
+    """Names of all parameters and buffers of BatchNorm modules, found by type, as names do not tell."""
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()

@@ -20,7 +20,7 @@ def _conv_norm(
     inputs: int, outputs: int, size: int, norm: NormLayer, stride: int = 1, groups: int = 1
 ) -> nn.Sequential:
     conv = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, groups=groups, bias=False)
-    return nn.Sequential(conv, norm(outputs), nn.ReLU6(inplace=True))
+    return nn.Sequential(conv, norm(outputs), nn.ReLU6())
 
 
 class InvertedResidual(nn.Module):

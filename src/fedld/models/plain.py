@@ -30,13 +30,13 @@ class PlainCNN(Model):
         sizes = (width * self.grid**2, *hidden)
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise(sizes):
-            layers += [nn.Linear(inputs, outputs), nn.ReLU(inplace=True)]
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         self.classifier = nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
 
     def embed(self, x: Tensor) -> Tensor:
         """Activations of the last hidden linear layer."""
-        hidden: nn.Sequential = self.classifier[:-1]
-        return hidden(self.avgpool(self.features(x)).flatten(1))  # type: ignore[no-any-return]
+        x = self.avgpool(self.features(x)).flatten(1)
+        return self.classifier[:-1](x)  # type: ignore[no-any-return]
 
     @property
     def head(self) -> nn.Linear:
@@ -54,7 +54,7 @@ def _trunk(widths: Widths, channels: int) -> tuple[nn.Sequential, int]:
     layers: list[nn.Module] = []
     for width in widths:
         if isinstance(width, int):
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
             channels = width
         else:
             layers.append(nn.MaxPool2d(2))

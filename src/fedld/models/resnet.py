@@ -26,7 +26,7 @@ class BasicBlock(nn.Module):
         super().__init__()
         self.conv1, self.bn1 = _conv(inputs, width, 3, stride), norm(width)
         self.conv2, self.bn2 = _conv(width, width, 3), norm(width)
-        self.relu = nn.ReLU(inplace=True)
+        self.relu = nn.ReLU()
         self.downsample = _downsample(inputs, width, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class Bottleneck(nn.Module):
         self.conv1, self.bn1 = _conv(inputs, width, 1), norm(width)
         self.conv2, self.bn2 = _conv(width, width, 3, stride), norm(width)
         self.conv3, self.bn3 = _conv(width, outputs, 1), norm(outputs)
-        self.relu = nn.ReLU(inplace=True)
+        self.relu = nn.ReLU()
         self.downsample = _downsample(inputs, outputs, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class ResNet(Model):
         super().__init__()
         self.conv1 = _conv(channels, width, 3) if small_stem else _conv(channels, width, 7, 2)
         self.bn1 = norm(width)
-        self.relu = nn.ReLU(inplace=True)
+        self.relu = nn.ReLU()
         self.maxpool = nn.Identity() if small_stem else nn.MaxPool2d(3, 2, padding=1)
         self.stages = len(depths)
         inputs = width

@@ -31,7 +31,7 @@ class LoadReport:
 
 
 def load_weights(model: nn.Module, path: str | Path) -> LoadReport:
-    """Copy the tensors of a .safetensors or weights-only .pth file into the model's storage where they fit."""
+    """Copy what fits of a .safetensors or weights-only .pth file into the model's own storage."""
     state, own = read_weights(path), model.state_dict()
     fits = {name: value for name, value in state.items() if name in own and _fits(value, own[name])}
     if not fits:
