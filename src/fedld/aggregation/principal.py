@@ -1,0 +1,91 @@
+"""The plain average and the paper's principal-gradient rule, both as coefficients of the updates."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedld.aggregation.rule import NO_EXTRAS, Array, Extras, GramRule, check_choice, check_number, register
+from fedld.aggregation.spectrum import Spectrum, spectrum
+
+
+@register("mean")
+@dataclass(frozen=True)
+class Mean(GramRule):
+    """FedAvg: c = p."""
+
+    def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
+        """The weights themselves."""
+        return p.copy()
+
+
+@register("principal")
+@dataclass(frozen=True)
+class Principal(GramRule):
+    """Principal-gradient aggregation (Eq. 4-7): every update is rebuilt on the leading axes, then averaged.
+
+    g_i' = |g_i| sum_{l <= L} omega_l s_il u_l, where s_il is client i's vote on axis l, so that
+    c = E diag(omega_l / sqrt(lambda_l)) S'(p o r).
+
+    weighting   omega_l = lambda_l / |lambda_1..L|_2 (`l2`, the only one that keeps |g_i'| = |g_i|), over the
+                sum of the kept (`l1`) or of all eigenvalues (`sum`, the released code), or 1 (`literal`)
+    conflict    `keep` a client's own vote; `drop` votes against the oriented axis; `pgrad` gives every client
+                the oriented axis; `smooth` corrects the length once, after the weighted sum (continuous)
+    components  L as a fraction of the clients (float) or as a count (int)
+    energy      chooses L by the share of the eigenvalues' sum that is kept, instead of `components`
+    """
+
+    weighting: str = "l2"
+    conflict: str = "keep"
+    components: float | int = 0.8
+    energy: float | None = None
+
+    def __post_init__(self) -> None:
+        check_choice(self, "weighting", ("l2", "l1", "sum", "literal"))
+        check_choice(self, "conflict", ("keep", "drop", "pgrad", "smooth"))
+        if isinstance(self.components, int):
+            check_number(self, "components", 1)
+        else:
+            check_number(self, "components", 0, 1, open_low=True)
+        if self.energy is not None:
+            check_number(self, "energy", 0, 1, open_low=True)
+
+    def kept(self, axes: Spectrum) -> int:
+        """Number of leading axes that are used (L of the paper, 0 only if every update is zero)."""
+        if self.energy is not None:
+            reached = np.cumsum(axes.values) >= self.energy * axes.values.sum() * (1 - 1e-12)
+            wanted = int(np.argmax(reached)) + 1
+        elif isinstance(self.components, int):
+            wanted = self.components
+        else:
+            wanted = max(1, int(self.components * len(axes.values) + 1e-9))
+        return min(wanted, axes.rank)
+
+    def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
+        """c = E diag(omega / sqrt(lambda)) S'(p o r)."""
+        axes = spectrum(K, extras.precision)
+        L = self.kept(axes)
+        E, values, r = axes.vectors[:, :L], axes.values[:L], axes.norms
+        omega = self._omega(values, axes.values)
+        if self.conflict == "smooth":
+            lengths = np.sqrt(np.sum((omega * axes.projections(L)) ** 2, axis=1))
+            return E @ (omega * (E.T @ (p * _divide(r, lengths))))
+        return E @ (omega / np.sqrt(values) * (self._votes(axes, L).T @ (p * r)))
+
+    def _omega(self, kept: Array, every: Array) -> Array:
+        if self.weighting == "literal":
+            return np.ones_like(kept)
+        norm = {"l2": np.linalg.norm(kept), "l1": kept.sum(), "sum": every.sum()}[self.weighting]
+        return kept / (norm or 1.0)
+
+    def _votes(self, axes: Spectrum, L: int) -> Array:
+        votes, towards = axes.votes(L), axes.orientation(L)
+        if self.conflict == "drop":
+            return np.where(votes * towards > 0, votes, 0.0)
+        if self.conflict == "pgrad":
+            return np.broadcast_to(towards, votes.shape)
+        return votes
+
+
+def _divide(a: Array, b: Array) -> Array:
+    """a / b, and 0 where b is 0."""
+    return np.divide(a, b, out=np.zeros_like(a), where=b > 0)

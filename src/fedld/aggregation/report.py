@@ -1,0 +1,91 @@
+"""What an aggregation did, in plain numbers that all follow from the Gram matrices, without another pass."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from fedld.aggregation.rule import Array
+from fedld.aggregation.spectrum import Spectrum
+
+
+@dataclass(frozen=True)
+class Report:
+    """Diagnostics of one aggregation; per-client lists follow `clients`, per-axis lists the kept axes.
+
+    A small `norm_ratio`, a negative `cosine` or a first axis with many votes against it are the signs of
+    opposed groups of clients, on which the published rule shrinks or reverses the step.
+    """
+
+    clients: list[str]  # those that took part
+    weights: list[float]  # p
+    rejected: dict[str, str]  # client: reason
+    coefficients: dict[str, list[float]]  # group: c (empty for rules outside Gram space)
+    norms: list[float]  # |g_i|
+    cosines: list[float]  # of g_i with the aggregate
+    norm_ratio: float  # |aggregate| / |plain average|
+    cosine: float  # of the aggregate with the plain average
+    eigenvalues: list[float]  # of the whole model's Gram matrix, largest first
+    kept: int  # axes used (all that exist, for rules without axes)
+    kept_energy: float  # their share of the sum of eigenvalues
+    votes_for: list[int]  # clients along the axis, which points to the mean update
+    votes_against: list[int]
+    weight_for: list[float]  # the same votes, weighted by p
+    weight_against: list[float]
+    eigen_gap: float  # min (lambda_l - lambda_l+1) / lambda_1: near 0 the axes are not unique
+    sign_margin: float  # min |<g_i, u_l>| / |g_i|: near 0 a vote may flip
+    gram: list[list[float]]  # whole model
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as a plain dictionary."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Inner products of the aggregate: with itself and with every client."""
+
+    square: float
+    dots: Array
+
+
+def alignment(K: Array, c: Array) -> Alignment:
+    """For an aggregate G_b c_b in each group b: |u|^2 = sum c_b'K_b c_b, <u, g_i> = sum (K_b c_b)_i."""
+    products = np.einsum("bij,bj->bi", K, c)
+    return Alignment(float(np.sum(products * c)), products.sum(axis=0))
+
+
+def axes_report(axes: Spectrum, kept: int, p: Array) -> dict[str, Any]:
+    """Eigenvalues, energy, votes, gap and margin."""
+    values, total = axes.values, axes.values.sum()
+    votes = axes.votes(kept) * axes.orientation(kept)
+    margins = np.abs(axes.projections(kept))[axes.norms > 0] / axes.norms[axes.norms > 0, None]
+    gaps = (values[:kept] - np.append(values, 0.0)[1 : kept + 1]) / (values[0] or 1.0)
+    return {
+        "eigenvalues": values.tolist(),
+        "kept": kept,
+        "kept_energy": float(values[:kept].sum() / total) if total > 0 else 0.0,
+        "votes_for": (votes > 0).sum(axis=0).tolist(),
+        "votes_against": (votes < 0).sum(axis=0).tolist(),
+        "weight_for": (p @ (votes > 0)).tolist(),
+        "weight_against": (p @ (votes < 0)).tolist(),
+        "eigen_gap": float(gaps.min(initial=1.0)),
+        "sign_margin": float(margins.min(initial=1.0)),
+    }
+
+
+def average_report(K: Array, p: Array, found: Alignment) -> dict[str, Any]:
+    """Lengths and angles of the aggregate against the plain average and every client."""
+    norms = np.sqrt(np.diagonal(K))
+    average, length = float(np.sqrt(max(float(p @ K @ p), 0.0))), float(np.sqrt(max(found.square, 0.0)))
+    return {
+        "norms": norms.tolist(),
+        "cosines": [_ratio(dot, length * norm) for dot, norm in zip(found.dots, norms, strict=True)],
+        "norm_ratio": _ratio(length, average),
+        "cosine": _ratio(float(p @ found.dots), length * average),
+        "gram": K.tolist(),
+    }
+
+
+def _ratio(a: float, b: float) -> float:
+    return float(a / b) if b > 0 else 0.0

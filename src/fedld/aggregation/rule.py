@@ -1,0 +1,111 @@
+"""What an aggregation rule is, and the table of all rules by name.
+
+The aggregate of most rules lies in the span of the clients' updates, u = G c, and its coefficients c follow
+from the Gram matrix K = G'G and the weights p alone: those are `GramRule`s. Rules that look at single coordinates
+cannot be written so and say it by their type, `CoordinateRule`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedld.errors import FedLDError, nearest
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a rule may know beside K and p: the group it is asked about, and how exact K is (relative)."""
+
+    group: str = "model"
+    precision: float = 1e-10
+
+
+NO_EXTRAS = Extras()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A frozen value: a name and the options of one aggregation rule."""
+
+    name: ClassVar[str]
+
+
+@dataclass(frozen=True)
+class GramRule(Rule):
+    """A rule of the clients' inner products: (K, p, extras) -> c with the aggregate G c."""
+
+    def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
+        """Coefficients c of the aggregate G c."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class CoordinateRule(Rule):
+    """A rule of single coordinates: ((m, b) block of all clients, p) -> (b,) block of the aggregate."""
+
+    def __call__(self, block: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        """Aggregate of one block of parameters."""
+        raise NotImplementedError
+
+
+RULES: dict[str, type[Rule]] = {}
+
+R = TypeVar("R", bound=type[Rule])
+
+
+def register(name: str) -> Callable[[R], R]:
+    """Enter a rule in the table under the name users write."""
+
+    def enter(rule: R) -> R:
+        rule.name = name
+        RULES[name] = rule
+        return rule
+
+    return enter
+
+
+def make_rule(name: str, **options: Any) -> Rule:
+    """Rule of that name; an unknown name, option or value is an error that says what would be right.
+
+    >>> make_rule("principal", weighting="l1").weighting
+    'l1'
+    >>> make_rule("principle")
+    Traceback (most recent call last):
+    fedld.errors.FedLDError: unknown aggregation rule 'principle': did you mean 'principal'?
+    """
+    if name not in RULES:
+        raise FedLDError(f"unknown aggregation rule '{name}': {nearest(name, list(RULES))}")
+    valid = [field.name for field in fields(RULES[name])]
+    for option in options:
+        if option not in valid:
+            hint = nearest(option, valid) if valid else "it has no options"
+            raise FedLDError(f"unknown option '{option}' of aggregation rule '{name}': {hint}")
+    return RULES[name](**options)
+
+
+def check_choice(rule: Rule, option: str, valid: tuple[str, ...]) -> None:
+    """Error unless the option's value is one of the valid words."""
+    value = getattr(rule, option)
+    if value not in valid:
+        raise FedLDError(
+            f"{rule.name}: {option} = {value!r} is not valid: {nearest(str(value), list(valid))}"
+        )
+
+
+def check_number(
+    rule: Rule, option: str, low: float, high: float = np.inf, *, open_low: bool = False, whole: bool = False
+) -> None:
+    """Error unless the option is a number between low and high (low itself excluded if open)."""
+    value = getattr(rule, option)
+    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not number or not (low < value if open_low else low <= value) or not value <= high:
+        kind = "a whole number" if whole else "a number"
+        bounds = f"{'above' if open_low else 'of at least'} {low:g}"
+        bounds += f" and at most {high:g}" if np.isfinite(high) else ""
+        raise FedLDError(f"{rule.name}: {option} = {value!r} is not {kind} {bounds}")
