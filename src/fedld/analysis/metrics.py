@@ -1,0 +1,129 @@
+"""What a model's logits are worth: accuracy, AUROC, cross-entropy and calibration of one set of predictions.
+
+Written on NumPy alone (scikit-learn is the tests' reference) because every worker imports this.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import logsumexp
+from torch import Tensor
+
+from fedld.errors import FedLDError
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+BINS = 15  # equal confidence bins, as in Guo et al. 2017
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Reliability diagram: confidence and accuracy per bin (nan where empty) and the gap over all bins."""
+
+    confidence: Floats
+    accuracy: Floats
+    count: Integers
+    ece: float
+
+
+def evaluate_logits(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> dict[str, float | None]:
+    """All scalar measures; what is undefined (no sample, one class, a diverged model) is None.
+
+    >>> evaluate_logits([[2.0, 0.0], [0.0, 1.0], [0.5, 0.0]], [0, 1, 1])["accuracy"]
+    0.6666666666666666
+    """
+    z, y = _checked(logits, labels)
+    counts = confusion(z, y)
+    measures = {
+        "accuracy": _ratio(np.trace(counts), len(y)),
+        "balanced_accuracy": balanced_accuracy(counts),
+        "auroc": auroc(z, y),
+        "loss": cross_entropy(z, y),
+        "ece": calibration(z, y).ece,
+    }
+    return {name: float(value) if np.isfinite(value) else None for name, value in measures.items()}
+
+
+def confusion(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> Integers:
+    """Counts (C, C + 1): row = true class, column = predicted class, last column = no finite prediction.
+
+    >>> confusion([[2.0, 0.0], [0.0, 1.0], [float("nan"), 0.0]], [0, 0, 1])
+    array([[1, 1, 0],
+           [0, 0, 1]])
+    """
+    z, y = _checked(logits, labels)
+    classes = z.shape[1]
+    predicted = np.where(_finite(z), z.argmax(1), classes)
+    flat = np.bincount(y * (classes + 1) + predicted, minlength=classes * (classes + 1))
+    return flat.reshape(classes, classes + 1).astype(np.int64)
+
+
+def balanced_accuracy(counts: Integers) -> float:
+    """Mean recall over the classes that occur."""
+    totals = counts.sum(1)
+    present = totals > 0
+    return float(np.mean(np.diag(counts)[present] / totals[present])) if present.any() else float("nan")
+
+
+def cross_entropy(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> float:
+    """Mean over samples of -log softmax(z)_y; nan without samples or with a logit that is not finite."""
+    z, y = _checked(logits, labels)
+    if not len(y) or not _finite(z).all():
+        return float("nan")
+    return float(np.mean(logsumexp(z, axis=1) - z[np.arange(len(y)), y]))
+
+
+def auroc(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> float:
+    """Area under the ROC curve: one against the rest, mean over the classes that occur; nan for one class.
+
+    A sample's score for class k is the log odds z_k - logsumexp(z_others), which orders samples as the
+    softmax does but never saturates. With two classes both sides agree and this is the usual binary AUROC.
+    """
+    z, y = _checked(logits, labels)
+    present = np.unique(y)
+    if len(present) < 2 or not _finite(z).all():
+        return float("nan")
+    areas = [_area(z[:, k] - logsumexp(np.delete(z, k, axis=1), axis=1), y == k) for k in present]
+    return float(np.mean(areas))
+
+
+def calibration(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor, bins: int = BINS) -> Calibration:
+    """Calibration error: sum of count/N |accuracy - confidence| over bins (Guo et al. 2017, Eq. 3)."""
+    z, y = _checked(logits, labels)
+    empty = np.full(bins, np.nan)
+    if not len(y) or not _finite(z).all():
+        return Calibration(empty, empty, np.zeros(bins, np.int64), float("nan"))
+    top = np.exp(z.max(1) - logsumexp(z, axis=1))
+    index = np.clip(np.ceil(top * bins).astype(np.int64) - 1, 0, bins - 1)  # bins are open on the left
+    count = np.bincount(index, minlength=bins)
+    sums = [np.bincount(index, values, minlength=bins) for values in (top, (z.argmax(1) == y).astype(float))]
+    confidence, accuracy = (np.divide(s, count, out=empty.copy(), where=count > 0) for s in sums)
+    return Calibration(confidence, accuracy, count, float(np.abs(sums[0] - sums[1]).sum() / len(y)))
+
+
+def _area(scores: Floats, positive: NDArray[np.bool_]) -> float:
+    """Mann-Whitney: the share of (positive, negative) pairs in the right order, ties counting half."""
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    midranks = np.cumsum(counts) - (counts - 1) / 2
+    n = int(positive.sum())
+    return float((midranks[inverse][positive].sum() - n * (n + 1) / 2) / (n * (len(scores) - n)))
+
+
+def _ratio(part: Any, whole: int) -> float:
+    return float(part) / whole if whole else float("nan")
+
+
+def _finite(z: Floats) -> NDArray[np.bool_]:
+    return np.asarray(np.isfinite(z).all(axis=1))
+
+
+def _checked(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> tuple[Floats, Integers]:
+    z = np.asarray(logits.detach().double().cpu() if isinstance(logits, Tensor) else logits, dtype=np.float64)
+    y = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels).astype(np.int64)
+    if z.ndim != 2 or z.shape[1] < 2 or y.shape != z.shape[:1]:
+        raise FedLDError(f"logits must be (N, C >= 2) and labels (N,), got {z.shape} and {y.shape}")
+    if len(y) and not 0 <= y.min() <= y.max() < z.shape[1]:
+        raise FedLDError(f"labels must lie in 0..{z.shape[1] - 1}, got {y.min()}..{y.max()}")
+    return z, y
