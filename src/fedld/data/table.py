@@ -1,0 +1,148 @@
+"""The cache: a dataset decoded once into a folder of arrays that every process can map.
+
+A folder holds images.npy (uint8, N H W C), labels.npy, moments.npy (per image and channel: sum and sum of
+squares), split.npy ('train', 'test' or '' for a row that is not used), one column_NAME.npy for each further
+text column, and table.json. It is built aside and renamed, so that it is complete or absent.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedld.errors import FedLDError
+
+FORMAT = 1  # part of every fingerprint: raise it when the layout or the decoding changes
+Text = NDArray[np.str_]
+Build = Callable[[Path], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A decoded dataset before it is divided among clients."""
+
+    folder: Path
+    classes: tuple[str, ...]
+    labels: NDArray[np.int64]
+    split: Text | None  # None: the dataset has no test set of its own
+    columns: Mapping[str, Text] = field(default_factory=dict)
+    mean: tuple[float, ...] | None = None  # None: from the training pixels
+    std: tuple[float, ...] | None = None
+    partition: str = "dirichlet"  # the dataset's own, where it names clients
+    fixed: bool = False  # the partition is already in the pictures: every site is a client
+    skipped: tuple[str, ...] = ()
+
+    def statistics(self, rows: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation per channel of pixel / 255 over `rows`; the dataset's own if it has them."""
+        if self.mean is not None and self.std is not None:
+            return self.mean, self.std
+        moments = np.load(self.folder / "moments.npy", allow_pickle=False)
+        height, width = np.load(self.folder / "images.npy", mmap_mode="r", allow_pickle=False).shape[1:3]
+        first, second = moments[rows].sum(axis=0) / (len(rows) * height * width)
+        std = np.sqrt(np.maximum(second - first**2, 0)) / 255
+        # A constant channel would divide by zero; one grey level is the smallest deviation a pixel can show.
+        return tuple(map(float, first / 255)), tuple(map(float, np.maximum(std, 1 / 255)))
+
+
+def cache_root(cache: Path | None = None) -> Path:
+    """`cache`, else $FEDLD_CACHE, else ~/.cache/fedld; created if absent."""
+    root = cache or Path(os.environ.get("FEDLD_CACHE") or Path.home() / ".cache" / "fedld")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedLDError(
+            f"The cache folder {root} cannot be made ({error.strerror}); set FEDLD_CACHE."
+        ) from error
+    return root.resolve()
+
+
+def fingerprint(*parts: object) -> str:
+    """Key of a cache entry: whatever decides its content."""
+    return sha256(json.dumps([FORMAT, *parts], sort_keys=True, default=str).encode()).hexdigest()
+
+
+def file_sha256(file: Path) -> str:
+    """Digest of a file's bytes."""
+    digest = sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def cached(root: Path, name: str, key: str, build: Build) -> Table:
+    """Open entry `name`-`key`, building it first where it is absent; safe if two processes race."""
+    folder = root / f"{name}-{key[:20]}"
+    if not folder.exists():
+        aside = Path(tempfile.mkdtemp(prefix=".build-", dir=root))
+        try:
+            build(aside)
+            aside.rename(folder)
+        except OSError as error:
+            if not folder.exists():  # else: the other process was faster
+                raise FedLDError(f"The cache entry {folder} cannot be written: {error}.") from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    return read_table(folder)
+
+
+def write_table(
+    folder: Path,
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    classes: tuple[str, ...],
+    *,
+    split: Text | None = None,
+    columns: Mapping[str, Text] | None = None,
+    **facts: Any,
+) -> None:
+    """Write one cache folder; `images` may already be the folder's own memory map. `facts` go to table.json."""
+    if isinstance(images, np.memmap):
+        images.flush()
+    else:
+        np.save(folder / "images.npy", images)
+    np.save(folder / "labels.npy", labels)
+    np.save(folder / "moments.npy", _moments(images))
+    if split is not None:
+        np.save(folder / "split.npy", split)
+    names = sorted(columns or {})
+    for position, name in enumerate(names):
+        np.save(folder / f"column_{position}.npy", (columns or {})[name])
+    (folder / "table.json").write_text(json.dumps({"classes": classes, "columns": names, **facts}))
+
+
+def read_table(folder: Path) -> Table:
+    """Open one cache folder."""
+    try:
+        facts = json.loads((folder / "table.json").read_text())
+        columns = {
+            name: np.load(folder / f"column_{position}.npy", allow_pickle=False)
+            for position, name in enumerate(facts.pop("columns"))
+        }
+        split = folder / "split.npy"
+        return Table(
+            folder=folder,
+            labels=np.load(folder / "labels.npy", allow_pickle=False),
+            split=np.load(split, allow_pickle=False) if split.exists() else None,
+            columns=columns,
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()},
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedLDError(f"The cache entry {folder} is damaged; delete it and run again.") from error
+
+
+def _moments(images: NDArray[np.uint8]) -> NDArray[np.int64]:
+    moments = np.empty((len(images), 2, images.shape[-1]), np.int64)
+    for start in range(0, len(images), 64):
+        block = images[start : start + 64].astype(np.int64)
+        moments[start : start + 64, 0] = block.sum(axis=(1, 2))
+        moments[start : start + 64, 1] = (block * block).sum(axis=(1, 2))
+    return moments
