@@ -1,0 +1,158 @@
+"""A model as one vector: where every parameter and buffer lies.
+
+A federated method adds, scales and projects whole models, so the models live as views of one flat vector:
+
+    [ shared parameters | private parameters | shared buffers | private buffers ]
+      0 .. d              d .. trainable       (BatchNorm statistics and counters)
+
+*Shared* entries travel between client and server, *private* ones stay with the client (FedBN's BatchNorm).
+Convolution weights are stored channels-last, the order CPU kernels like; within a run the order of the
+numbers is the same everywhere, and `export` gives back ordinary tensors.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Tree = dict[str, Tensor]
+"""Server state, client state and every message: names and tensors, nothing else."""
+
+Kind = Literal["parameter", "buffer", "counter"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the model and its place in the vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    kind: Kind
+    private: bool
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return torch.Size(self.shape).numel()
+
+    def view(self, vector: Tensor) -> Tensor:
+        """The entry as a tensor of its own shape that shares memory with `vector`."""
+        flat = vector[self.start : self.start + self.size]
+        if len(self.shape) == 4:
+            out, inner, height, width = self.shape
+            return flat.view(out, height, width, inner).permute(0, 3, 1, 2)
+        return flat.view(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and places of everything in a model's vector."""
+
+    entries: tuple[Entry, ...]
+    shared: int
+    trainable: int
+    shared_end: int
+    size: int
+
+    @classmethod
+    def of(cls, model: nn.Module, private: Iterable[str] = ()) -> "Layout":
+        """Layout of a model; `private` names the parameters and buffers that stay with a client."""
+        mine = set(private)
+        found: list[tuple[str, Tensor, Kind]] = [(n, p, "parameter") for n, p in model.named_parameters()]
+        for name, buffer in model.named_buffers():
+            found.append((name, buffer, "buffer" if buffer.is_floating_point() else "counter"))
+        found.sort(key=lambda item: (item[2] != "parameter", item[0] in mine))
+        entries, start, ends = [], 0, {}
+        for name, tensor, kind in found:
+            entries.append(Entry(name, tuple(tensor.shape), start, kind, name in mine))
+            start += tensor.numel()
+            ends[kind == "parameter", name in mine] = start
+        shared = ends.get((True, False), 0)
+        trainable = ends.get((True, True), shared)
+        shared_end = ends.get((False, False), trainable)
+        return cls(tuple(entries), shared, trainable, shared_end, start)
+
+    @property
+    def buffers(self) -> slice:
+        """Place of the shared buffers."""
+        return slice(self.trainable, self.shared_end)
+
+    @property
+    def tensors(self) -> list[tuple[str, int]]:
+        """Name and length of every shared parameter, in order: what an aggregation rule sees."""
+        return [(e.name, e.size) for e in self.entries if e.kind == "parameter" and not e.private]
+
+    def views(self, vector: Tensor) -> Tree:
+        """Every entry by name, sharing memory with `vector`."""
+        return {entry.name: entry.view(vector) for entry in self.entries}
+
+    def flatten(self, model: nn.Module) -> Tensor:
+        """The model's parameters and buffers as a new vector."""
+        dtype = next(model.parameters()).dtype
+        vector = torch.zeros(self.size, dtype=dtype)
+        tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+        for name, view in self.views(vector).items():
+            view.copy_(tensors[name].detach())
+        return vector
+
+    def export(self, vector: Tensor) -> Tree:
+        """Ordinary contiguous tensors under their names, as a state dict holds them; counters are integers."""
+        return {
+            e.name: (e.view(vector).round().long() if e.kind == "counter" else e.view(vector)).contiguous()
+            for e in self.entries
+        }
+
+    def private_part(self, vector: Tensor) -> Tensor:
+        """The private numbers of `vector`, a copy."""
+        return torch.cat([vector[self.shared : self.trainable], vector[self.shared_end :]])
+
+    def set_private(self, vector: Tensor, part: Tensor) -> None:
+        """Write what `private_part` gave back into `vector`."""
+        cut = self.trainable - self.shared
+        vector[self.shared : self.trainable] = part[:cut]
+        vector[self.shared_end :] = part[cut:]
+
+    def mean_buffers(self, values: Tensor, p: Tensor) -> Tensor:
+        """Average the clients' shared buffers (m, b) with weights p; integer counters keep the maximum.
+
+        A truncated mean of `num_batches_tracked` is meaningless, and wrong BatchNorm statistics are the
+        field's most reported bug, so the rule is explicit.
+        """
+        mean = (p.to(torch.float64) @ values.to(torch.float64)).to(values.dtype)
+        for e in self.entries:
+            if e.kind == "counter" and not e.private:
+                at = slice(e.start - self.trainable, e.start - self.trainable + e.size)
+                mean[at] = values[:, at].amax(0)
+        return mean
+
+
+class FlatModel:
+    """A model whose parameters, buffers and gradients are views of flat vectors."""
+
+    def __init__(self, model: nn.Module, layout: Layout, device: str = "cpu") -> None:
+        self.model = model.to(device)
+        self.layout = layout
+        self.vector = layout.flatten(model).to(device)
+        self.gradient = torch.zeros(layout.trainable, dtype=self.vector.dtype, device=device)
+        modules = dict(model.named_modules())
+        for entry in layout.entries:
+            owner, _, leaf = entry.name.rpartition(".")
+            if entry.kind == "parameter":
+                parameter = modules[owner]._parameters[leaf]
+                assert parameter is not None
+                parameter.data = entry.view(self.vector)
+                parameter.grad = entry.view(self.gradient)
+            else:
+                modules[owner]._buffers[leaf] = entry.view(self.vector)
+
+    @property
+    def weights(self) -> Tensor:
+        """All trainable parameters, as a view: the shared ones first."""
+        return self.vector[: self.layout.trainable]
+
+    def load(self, vector: Tensor) -> None:
+        """Set parameters and buffers."""
+        self.vector.copy_(vector)

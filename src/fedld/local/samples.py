@@ -1,0 +1,59 @@
+"""A client's samples as batches: uint8 pixels are indexed, converted and normalised batch by batch."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Samples:
+    """Some positions of an image array (N, H, W, C), read from the memory map when they are needed.
+
+    Rows are NHWC on disk, so a batch is channels-last without a copy.
+    """
+
+    def __init__(
+        self,
+        images: NDArray[np.uint8],
+        labels: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        device: str = "cpu",
+    ) -> None:
+        self._images, self._positions = images, positions
+        self.labels = torch.from_numpy(np.array(labels[positions], dtype=np.int64))
+        self._mean = torch.tensor(mean, device=device).view(1, -1, 1, 1) * 255
+        self._scale = 1 / (torch.tensor(std, device=device).view(1, -1, 1, 1) * 255)
+        self._device = device
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def batch(self, which: Tensor | slice) -> Batch:
+        """Normalised images and labels of some samples."""
+        at = self._positions[which.numpy() if isinstance(which, Tensor) else which]
+        pixels = torch.from_numpy(self._images[at]).permute(0, 3, 1, 2).to(self._device)
+        images = pixels.float().sub_(self._mean).mul_(self._scale)
+        return images, self.labels[which].to(self._device)
+
+    def shuffled(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
+        """One epoch in random order.
+
+        A last batch of one sample joins the one before it: BatchNorm has no variance for a single value.
+        """
+        order = torch.randperm(len(self), generator=generator)
+        parts = list(order.split(size))
+        if len(parts) > 1 and len(parts[-1]) == 1:
+            parts[-2:] = [torch.cat(parts[-2:])]
+        for part in parts:
+            yield self.batch(part)
+
+    def in_order(self, size: int) -> Iterator[Batch]:
+        """Every sample once, in order."""
+        for start in range(0, len(self), size):
+            yield self.batch(slice(start, start + size))
