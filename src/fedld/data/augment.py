@@ -24,7 +24,7 @@ class Augmentation:
     flip: probability of a horizontal flip.
 
     >>> images = torch.rand(2, 3, 8, 8)
-    >>> AUGMENTATIONS["none"].augment(images, torch.Generator()) is images
+    >>> AUGMENTATIONS["none"](images, torch.Generator()) is images
     True
     """
 
@@ -33,7 +33,7 @@ class Augmentation:
     degrees: float = 0.0
     flip: float = 0.0
 
-    def augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Transform each picture of a float batch (N, C, H, W) by its own draw; size and layout stay.
 
         Where a rotation looks beyond the picture the result is 0: black before normalisation, the mean colour
