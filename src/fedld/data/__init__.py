@@ -3,8 +3,8 @@
 from typing import Any
 
 from fedld.data.augment import AUGMENTATIONS, Augmentation
+from fedld.data.datasets import DATASETS, load
 from fedld.data.federation import Client, Federation
-from fedld.data.load import DATASETS, load
 from fedld.data.partition import PARTITIONS
 from fedld.data.spec import DataSpec
 

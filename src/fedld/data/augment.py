@@ -1,7 +1,7 @@
 """Augmentation of whole batches: random resized crop, rotation and horizontal flip as one resampling.
 
-The three compose to one affine map a picture, so pixels are interpolated once. Ranges and order are those of the
-published training transforms (crop, rotate, flip).
+The three compose to one affine map a picture, so pixels are interpolated once. Ranges and order are those of
+the published training transforms (crop, rotate, flip).
 """
 
 import math

@@ -19,6 +19,7 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
         images = np.rint(data.images * (255 / 16)).astype(np.uint8)[..., None]  # sixteen grey levels
         if spec.image_size is not None:
             images = resize(images, spec.image_size)
-        write_table(folder, images, data.target.astype(np.int64), tuple("0123456789"))
+        split = np.full(len(images), "draw")
+        write_table(folder, images, data.target.astype(np.int64), tuple("0123456789"), split=split)
 
     return cached(root, "digits", fingerprint("digits", spec.image_size), build)

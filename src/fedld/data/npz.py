@@ -1,7 +1,7 @@
 """`npz:PATH`: people's own images as arrays.
 
-Keys: images and labels; optional split ('train' or 'test'), site, classes (names), and any further text column
-that can name clients. Nothing is ever unpickled.
+Keys: images and labels; optional split ('train' or 'test'), site, classes (names), and any further text
+column that can name clients. Nothing is ever unpickled.
 """
 
 import zipfile
@@ -36,12 +36,10 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
         if spec.image_size is not None:
             images = resize(images, spec.image_size)
         columns = text_columns(arrays, len(images), str(file))
-        split = columns.pop("split", None)
-        if split is not None and not np.isin(split, ["train", "test", ""]).all():
-            odd = next(value for value in split if value not in ("train", "test", ""))
-            raise FedLDError(
-                f"{file} has split '{odd}'; rows are 'train' or 'test', or '' to leave them out."
-            )
+        split = columns.pop("split", np.full(len(images), "draw"))
+        odd = set(split) - {"train", "test", "draw", ""}
+        if odd:
+            raise FedLDError(f"{file} has split '{min(odd)}'; rows are 'train', 'test', or '' to leave out.")
         sites = set(columns.get("site", ())) - {""}
         write_table(
             folder,

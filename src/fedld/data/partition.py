@@ -90,8 +90,8 @@ def dirichlet_sslfl(
         if min(map(len, parts)) >= min_size:
             return _sorted(parts)
     raise FedLDError(
-        f"Partition dirichlet-sslfl found no draw that gives {clients} clients at least {min_size} images each "
-        f"at alpha {alpha:g}; take a larger alpha, fewer clients, or partition dirichlet."
+        f"Partition dirichlet-sslfl found no draw that gives {clients} clients at least {min_size} images "
+        f"each at alpha {alpha:g}; take a larger alpha, fewer clients, or partition dirichlet."
     )
 
 
@@ -110,7 +110,7 @@ def quantity(
 def classes(
     labels: Indices, clients: int, classes_per_client: int, *, min_size: int = 10, seed: int = 0
 ) -> list[Indices]:
-    """Every client sees `classes_per_client` classes; a class is shared evenly by the clients that have it."""
+    """Every client sees `classes_per_client` classes; the clients that have a class share it evenly."""
     _check_room(len(labels), clients, min_size)
     rng = numpy_generator(seed, "partition", "classes")
     kinds = rng.permutation(np.unique(labels))
@@ -200,8 +200,8 @@ def _check_room(samples: int, clients: int, min_size: int) -> None:
         raise FedLDError(f"{clients} clients cannot share {samples} training images.")
     if clients * min_size > samples:
         raise FedLDError(
-            f"{clients} clients with at least {min_size} images each need {clients * min_size} training images, "
-            f"but there are {samples}."
+            f"{clients} clients with at least {min_size} images each need {clients * min_size} training "
+            f"images, but there are {samples}."
         )
 
 

@@ -41,7 +41,7 @@ def with_channels(array: NDArray[Any], what: str) -> NDArray[Any]:
         array = array[..., None]
     if array.ndim != 4 or array.shape[-1] not in (1, 3, 4) or 0 in array.shape:
         raise FedLDError(
-            f"{what} has images of shape {array.shape}; use (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels."
+            f"{what} has images of shape {array.shape}; use (N, H, W) or (N, H, W, C), C = 1, 3 or 4."
         )
     return array[..., :3] if array.shape[-1] == 4 else array
 
@@ -69,8 +69,8 @@ def read_image(file: Path, size: int) -> Pixels:
         image = Image.fromarray(np.broadcast_to(to_uint8(array, str(file))[0], (*array.shape[1:3], 3)))
         return fit(image, size)
     with Image.open(file) as picture:
-        picture = ImageOps.exif_transpose(picture)
-        if picture.mode.startswith(("I", "F")):  # 16-bit X-rays; Pillow's own conversion would clip them
-            deep = np.asarray(picture, np.float64)
-            picture = Image.fromarray(to_uint8(deep / 257 if deep.max() > 255 else deep, str(file)))
-        return fit(picture.convert("RGB"), size)
+        upright: Image.Image = ImageOps.exif_transpose(picture)
+        if upright.mode.startswith(("I", "F")):  # 16-bit X-rays; Pillow's own conversion would clip them
+            deep = np.asarray(upright, np.float64)
+            upright = Image.fromarray(to_uint8(deep / 257 if deep.max() > 255 else deep, str(file)))
+        return fit(upright.convert("RGB"), size)

@@ -16,8 +16,8 @@ class DataSpec:
     """One federation, written down.
 
     dataset: fundus-sim, digits, npz:PATH, folder:PATH, retina or covid-fl (these two with `data_root`).
-    partition: auto (the clients the dataset names, else dirichlet), iid, dirichlet, dirichlet-sslfl, quantity,
-        classes, site, or column:NAME.
+    partition: auto (the clients the dataset names, else dirichlet), iid, dirichlet, dirichlet-sslfl,
+        quantity, classes, site, or column:NAME.
     split: a published client list (Retina 1, 2 or 3; `npz:` with sslfl_split columns).
     image_size: None keeps the dataset's own (fundus-sim 48, folder 96, retina and covid-fl 384).
     samples, feature_shift, shortcut: fundus-sim only (see `fedld.data.fundus`).

@@ -1,7 +1,7 @@
 """The cache: a dataset decoded once into a folder of arrays that every process can map.
 
 A folder holds images.npy (uint8, N H W C), labels.npy, moments.npy (per image and channel: sum and sum of
-squares), split.npy ('train', 'test' or '' for a row that is not used), one column_NAME.npy for each further
+squares), split.npy ('train', 'test', 'draw': by the seed, '': not used), one column_K.npy for each further
 text column, and table.json. It is built aside and renamed, so that it is complete or absent.
 """
 
@@ -32,7 +32,7 @@ class Table:
     folder: Path
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
-    split: Text | None  # None: the dataset has no test set of its own
+    split: Text
     columns: Mapping[str, Text] = field(default_factory=dict)
     mean: tuple[float, ...] | None = None  # None: from the training pixels
     std: tuple[float, ...] | None = None
@@ -41,7 +41,7 @@ class Table:
     skipped: tuple[str, ...] = ()
 
     def statistics(self, rows: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation per channel of pixel / 255 over `rows`; the dataset's own if it has them."""
+        """Mean and standard deviation per channel of pixel / 255 over `rows`, or those the dataset gives."""
         if self.mean is not None and self.std is not None:
             return self.mean, self.std
         moments = np.load(self.folder / "moments.npy", allow_pickle=False)
@@ -100,19 +100,18 @@ def write_table(
     labels: NDArray[np.int64],
     classes: tuple[str, ...],
     *,
-    split: Text | None = None,
+    split: Text,
     columns: Mapping[str, Text] | None = None,
     **facts: Any,
 ) -> None:
-    """Write one cache folder; `images` may already be the folder's own memory map. `facts` go to table.json."""
+    """Write one cache folder; `images` may already be the folder's memory map. `facts` go to table.json."""
     if isinstance(images, np.memmap):
         images.flush()
     else:
         np.save(folder / "images.npy", images)
     np.save(folder / "labels.npy", labels)
     np.save(folder / "moments.npy", _moments(images))
-    if split is not None:
-        np.save(folder / "split.npy", split)
+    np.save(folder / "split.npy", split)
     names = sorted(columns or {})
     for position, name in enumerate(names):
         np.save(folder / f"column_{position}.npy", (columns or {})[name])
@@ -122,18 +121,18 @@ def write_table(
 def read_table(folder: Path) -> Table:
     """Open one cache folder."""
     try:
-        facts = json.loads((folder / "table.json").read_text())
+        facts: dict[str, Any] = json.loads((folder / "table.json").read_text())
         columns = {
             name: np.load(folder / f"column_{position}.npy", allow_pickle=False)
             for position, name in enumerate(facts.pop("columns"))
         }
-        split = folder / "split.npy"
+        facts = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
         return Table(
             folder=folder,
             labels=np.load(folder / "labels.npy", allow_pickle=False),
-            split=np.load(split, allow_pickle=False) if split.exists() else None,
+            split=np.load(folder / "split.npy", allow_pickle=False),
             columns=columns,
-            **{key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()},
+            **facts,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedLDError(f"The cache entry {folder} is damaged; delete it and run again.") from error

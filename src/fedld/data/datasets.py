@@ -65,11 +65,12 @@ def federate(table: Table, spec: DataSpec) -> Federation:
 
 
 def _split(table: Table, spec: DataSpec) -> NDArray[np.str_]:
-    """The dataset's own split, else a stratified one drawn with the seed."""
-    if table.split is not None:
-        return table.split
-    taken = stratified(table.labels, spec.test_fraction, numpy_generator(spec.seed, "test-split"))
-    return np.where(taken, "test", "train")
+    """The dataset's own split; rows without one are drawn with the seed, stratified by class."""
+    split = table.split.copy()
+    open_rows = np.flatnonzero(split == "draw")
+    taken = stratified(table.labels[open_rows], spec.test_fraction, numpy_generator(spec.seed, "test-split"))
+    split[open_rows] = np.where(taken, "test", "train")
+    return split
 
 
 def _partition_name(table: Table, spec: DataSpec) -> str:
