@@ -66,7 +66,7 @@ def federate(table: Table, spec: DataSpec) -> Federation:
 
 def _split(table: Table, spec: DataSpec) -> NDArray[np.str_]:
     """The dataset's own split; rows without one are drawn with the seed, stratified by class."""
-    split = table.split.copy()
+    split = table.split.astype("<U5")  # room for 'train', whatever the width on disk
     open_rows = np.flatnonzero(split == "draw")
     taken = stratified(table.labels[open_rows], spec.test_fraction, numpy_generator(spec.seed, "test-split"))
     split[open_rows] = np.where(taken, "test", "train")

@@ -116,7 +116,7 @@ class Eyes:
 
     def _blur(self, sigma: float) -> Floats:
         steps = np.arange(self.size, dtype=np.float32)
-        kernel = np.exp(-0.5 * ((steps[:, None] - steps) / max(sigma, 0.1)) ** 2)
+        kernel: Floats = np.exp(-0.5 * ((steps[:, None] - steps) / max(sigma, 0.1)) ** 2)
         kernel /= kernel.sum(axis=1, keepdims=True)
         return kernel
 

@@ -1,8 +1,8 @@
 """`fundus-sim`: fundus-like photographs made here, in which every kind of heterogeneity has its own dial.
 
 The label (healthy, diseased) is defined by lesions: dark haemorrhages and bright exudates. Healthy eyes
-carry a speck now and then and some diseased eyes hardly a lesion, so that no model reaches 100 %. Every client
-is a site: labels are drawn first, divided among the clients by the partition (label skew), and then
+carry a speck now and then and some diseased eyes hardly a lesion, so that no model reaches 100 %. Every
+client is a site: labels are drawn first, divided among the clients by the partition (label skew), and then
 photographed.
 
 - `feature_shift`: how far the cameras of the sites differ (colour cast, gamma, vignette, blur, noise);
