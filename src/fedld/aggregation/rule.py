@@ -1,8 +1,8 @@
 """What an aggregation rule is, and the table of all rules by name.
 
 The aggregate of most rules lies in the span of the clients' updates, u = G c, and its coefficients c follow
-from the Gram matrix K = G'G and the weights p alone: those are `GramRule`s. Rules that look at single coordinates
-cannot be written so and say it by their type, `CoordinateRule`.
+from the Gram matrix K = G'G and the weights p alone: those are `GramRule`s. Rules that look at single
+coordinates cannot be written so and say it by their type, `CoordinateRule`.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,16 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Extras:
-    """What a rule may know beside K and p: the group it is asked about, and how exact K is (relative)."""
+    """What a rule may know beside K and p.
+
+    group      name of the model, layer or tensor it is asked about
+    precision  how exact K is (relative)
+    reference  inner products <g_i, h> with a direction h that the server remembers
+    """
 
     group: str = "model"
     precision: float = 1e-10
+    reference: Array | None = None
 
 
 NO_EXTRAS = Extras()

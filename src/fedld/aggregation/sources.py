@@ -3,12 +3,14 @@
 A source never has to hold the whole m x d matrix; files are read range by range.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedld.errors import FedLDError
 
@@ -135,7 +137,7 @@ def matrix_source(updates: Any, tensors: Sequence[tuple[str, int]] | None) -> Ma
     """Source of an (m, d) tensor or array, checked."""
     if isinstance(updates, np.ndarray) and updates.dtype not in (np.float16, np.float32, np.float64):
         raise FedLDError(f"updates must be floating point numbers, not {updates.dtype}")
-    matrix = torch.from_numpy(updates) if isinstance(updates, np.ndarray) else updates.detach()
+    matrix = _tensor(updates) if isinstance(updates, np.ndarray) else updates.detach()
     if matrix.dtype not in FLOATS:
         raise FedLDError(f"updates must be floating point numbers, not {matrix.dtype}")
     if matrix.ndim != 2 or 0 in matrix.shape:
@@ -181,3 +183,10 @@ def check_state(
     extra = set(state) - {spec.name for spec in specs}
     if extra:
         raise FedLDError(f"client '{client}' has a tensor '{min(extra)}' that the first client lacks")
+
+
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
+    """The array's own memory as a tensor; nothing is written to it, so read-only memory maps are fine."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array if min(array.strides) > 0 else np.ascontiguousarray(array))

@@ -35,7 +35,7 @@ class Spectrum:
         return np.sign(dots) * (np.abs(dots) > NO_VOTE * self.norms[:, None])
 
     def orientation(self, axes: int) -> Array:
-        """Signs that turn each axis towards the mean update (Eq. 6): that of <u_l, mean g>, i.e. of sum e_l."""
+        """Signs that turn each axis towards the mean update (Eq. 6): <u_l, mean g> has that of sum e_l."""
         sums = self.vectors[:, :axes].sum(axis=0)
         return np.where(np.abs(sums) > NO_VOTE, np.sign(sums), 0.0)
 

@@ -1,0 +1,108 @@
+"""Rules that take conflict out of pairs of updates; vectors are rows a of coefficients, a'Kb their dot."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedld.aggregation.rule import NO_EXTRAS, Array, Extras, GramRule, register
+from fedld.seeds import numpy_generator
+
+
+def conflict(across: float, squares: Array, reaches: Array, precision: float) -> Array:
+    """Shares <a,b>/|b|^2 and <a,b>/|a|^2 that two conflicting vectors lose to each other, 0 if they agree.
+
+    What is left of nearly opposite updates after a projection may be the rounding of K. It counts for nothing
+    below `precision`, relative to the reach sum |a_i| |g_i|, so that no share can blow up.
+    """
+    if across >= -precision * reaches.prod():
+        return np.zeros(2)
+    return np.asarray(across / np.maximum(squares, precision * reaches**2)[::-1])
+
+
+@register("fedgh")
+@dataclass(frozen=True)
+class FedGH(GramRule):
+    """Gradient harmonisation (Zhang et al. 2024): conflicting pairs lose their mutual projections."""
+
+    def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
+        """For i < j with t = <a_i, a_j> < 0, from copies: a_i -= t/|a_j|^2 a_j and a_j -= t/|a_i|^2 a_i."""
+        A, KA = np.eye(len(p)), K.copy()  # rows a_i and K a_i, so that an inner product costs O(m)
+        r = np.sqrt(np.diagonal(K))
+        for i in range(len(p)):
+            for j in range(i + 1, len(p)):
+                pair = [i, j]
+                squares, reaches = np.sum(A[pair] * KA[pair], axis=1), np.abs(A[pair]) @ r
+                shares = conflict(float(A[i] @ KA[j]), squares, reaches, extras.precision)[:, None]
+                A[pair], KA[pair] = A[pair] - shares * A[[j, i]], KA[pair] - shares * KA[[j, i]]
+        return p @ A
+
+
+@register("pcgrad")
+@dataclass(frozen=True)
+class PCGrad(GramRule):
+    """Projecting conflicting gradients (Yu et al. 2020): on the others' original updates, in random order."""
+
+    seed: int = 0
+
+    def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
+        """The average of the projected updates."""
+        generator = numpy_generator(self.seed, "pcgrad", extras.group)
+        return p @ project(K, np.array([generator.permutation(len(p)) for _ in p]))
+
+
+def project(K: Array, orders: NDArray[np.int64]) -> Array:
+    """Rows a_i after client i met the others in order orders[i]: if t = <a_i, g_j> < 0, a_i -= t/K_jj e_j."""
+    A = np.eye(len(K))
+    for i, order in enumerate(orders):
+        dots = K[i].copy()
+        for j in order:
+            if j != i and dots[j] < 0:
+                share = dots[j] / K[j, j]
+                A[i, j] -= share
+                dots -= share * K[j]
+    return A
+
+
+@register("hgd")
+@dataclass(frozen=True)
+class HGD(GramRule):
+    """Hierarchical gradient de-confliction (FedDM): pairs of opposite rank are freed of conflict and summed.
+
+    Clients are ranked by their projection on a reference direction (`reference` of `aggregate`, meant for the
+    moving average of past aggregates; else the plain average). First meets last, second meets last but one,
+    and so on until one vector is left. `released` repeats two things of the released code: 1e-7 in the
+    denominators, and a last pair projected one after the other with a stale inner product, which can blow up
+    10^6-fold.
+    """
+
+    released: bool = False
+
+    def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
+        """The tree's root; the weights enter at its leaves."""
+        m = len(p)
+        reference = K @ p if extras.reference is None else extras.reference
+        rows = np.diag(m * p)
+        while len(rows) > 1:
+            order = np.argsort(-(rows @ reference), kind="stable") if len(rows) > 2 else np.arange(2)
+            half = len(rows) // 2
+            pairs = [rows[[i, j]] for i, j in zip(order[:half], order[::-1], strict=False)]
+            merge = self._released_merge if self.released else self._merge
+            merged = [merge(K, pair, extras.precision, last=len(rows) == 2) for pair in pairs]
+            rows = np.vstack([*merged, rows[order[half : len(rows) - half]]])
+        return np.asarray(rows[0] / m)
+
+    def _merge(self, K: Array, pair: Array, precision: float, *, last: bool) -> Array:
+        """Sum of the pair, each without its projection on the other if they conflict; the last like any."""
+        dots, reaches = pair @ K @ pair.T, np.abs(pair) @ np.sqrt(np.diagonal(K))
+        away, back = conflict(float(dots[0, 1]), np.diagonal(dots), reaches, precision)
+        return np.asarray((1 - back) * pair[0] + (1 - away) * pair[1])
+
+    def _released_merge(self, K: Array, pair: Array, precision: float, *, last: bool) -> Array:
+        a, b = pair
+        across = float(a @ K @ b)
+        if across >= 0:
+            return np.asarray(a + b)
+        projected = a - across / (b @ K @ b + 1e-7) * b
+        against = projected if last else a
+        return np.asarray(projected + b - across / (against @ K @ against + 1e-7) * against)

@@ -1,0 +1,76 @@
+"""What a user gave, checked before any work: every mistake is one sentence that names the thing."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedld.aggregation.files import file_source
+from fedld.aggregation.rule import Array, Rule, make_rule
+from fedld.aggregation.sources import Source, matrix_source, state_source
+from fedld.errors import FedLDError, nearest
+
+
+def as_rule(rule: str | Rule, options: Mapping[str, Any]) -> Rule:
+    """A rule by name with its options, or a rule as it is."""
+    if isinstance(rule, str):
+        return make_rule(rule, **options)
+    if options:
+        raise FedLDError(f"options {sorted(options)} belong to a rule given by name, not to a Rule value")
+    return rule
+
+
+def as_names(updates: Any, clients: Sequence[str] | None) -> list[str]:
+    """The clients' names: numbers if none are given."""
+    m = updates.clients if isinstance(updates, Source) else len(updates)
+    if m == 0:
+        raise FedLDError("there are no updates to aggregate")
+    names = [str(i) for i in range(m)] if clients is None else [str(name) for name in clients]
+    if len(names) != m:
+        raise FedLDError(f"{len(names)} client names for {m} updates")
+    if len(set(names)) < m:
+        raise FedLDError(f"client name '{max(names, key=names.count)}' is given twice")
+    return names
+
+
+def as_source(updates: Any, tensors: Sequence[tuple[str, int]] | None, names: Sequence[str]) -> Source:
+    """A source for any form of updates."""
+    if isinstance(updates, torch.Tensor | np.ndarray):
+        return matrix_source(updates, tensors)
+    if tensors is not None:
+        raise FedLDError("tensors are named for the columns of a matrix only")
+    if isinstance(updates, Source):
+        return updates
+    if all(isinstance(state, Mapping) for state in updates):
+        return state_source(updates, names)
+    if all(isinstance(path, str | Path) for path in updates):
+        return file_source(updates)
+    raise FedLDError("updates must be a matrix, a list of state dicts, a list of files or a source")
+
+
+def as_weights(sizes: Sequence[float], weights: str, names: Sequence[str]) -> Array:
+    """p: shares of the samples, or equal."""
+    if weights not in ("size", "uniform"):
+        raise FedLDError(f"weights = {weights!r} is not valid: {nearest(str(weights), ['size', 'uniform'])}")
+    n = np.asarray(sizes, dtype=np.float64)
+    if n.shape != (len(names),):
+        raise FedLDError(f"{n.size} sizes for {len(names)} updates")
+    for name, size in zip(names, n, strict=True):
+        if not (np.isfinite(size) and size > 0):
+            raise FedLDError(f"client '{name}' has size {size:g}: sizes must be positive")
+    return np.full(len(n), 1 / len(n)) if weights == "uniform" else n / n.sum()
+
+
+def as_groups(source: Source, granularity: str) -> tuple[list[int], list[str]]:
+    """Group of each tensor, and the groups' names."""
+    titles = {
+        "model": ["model"] * len(source.specs),
+        "layer": [spec.layer for spec in source.specs],
+        "tensor": [spec.name for spec in source.specs],
+    }
+    if granularity not in titles:
+        raise FedLDError(f"granularity = {granularity!r} is not valid: {nearest(granularity, list(titles))}")
+    order = {title: i for i, title in enumerate(dict.fromkeys(titles[granularity]))}
+    return [order[title] for title in titles[granularity]], list(order)

@@ -1,0 +1,179 @@
+"""Rules against outlying clients that need only distances and angles, hence only the Gram matrix."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedld.aggregation.rule import NO_EXTRAS, Array, Extras, GramRule, check_number, register
+from fedld.errors import FedLDError
+
+
+def squared_distances(K: Array, c: Array) -> Array:
+    """|g_i - G c|^2 of every client."""
+    Kc = K @ c
+    return np.maximum(np.diagonal(K) - 2 * Kc + c @ Kc, 0.0)
+
+
+def within(K: Array, c: Array, radius: float) -> Array:
+    """Factors that bring every g_i - G c to at most the radius."""
+    distances = np.sqrt(squared_distances(K, c))
+    return np.divide(radius, distances, out=np.ones_like(distances), where=distances > radius)
+
+
+@register("norm-clip")
+@dataclass(frozen=True)
+class NormClip(GramRule):
+    """The average of updates shortened to at most `bound`, or to their median length if none is given."""
+
+    bound: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.bound is not None:
+            check_number(self, "bound", 0, open_low=True)
+
+    def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
+        """c_i = p_i min(1, bound / |g_i|)."""
+        bound = float(np.median(np.sqrt(np.diagonal(K)))) if self.bound is None else self.bound
+        return p * within(K, np.zeros_like(p), bound)
+
+
+@register("centered-clip")
+@dataclass(frozen=True)
+class CenteredClip(GramRule):
+    """Centred clipping (Karimireddy et al. 2021), started at zero: v += sum p_i clip(g_i - v, radius).
+
+    The radius is the updates' median length if none is given.
+    """
+
+    radius: float | None = None
+    iterations: int = 3
+
+    def __post_init__(self) -> None:
+        check_number(self, "iterations", 1, whole=True)
+        if self.radius is not None:
+            check_number(self, "radius", 0, open_low=True)
+
+    def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
+        """The same steps on the coefficients of v."""
+        radius = float(np.median(np.sqrt(np.diagonal(K)))) if self.radius is None else self.radius
+        c = np.zeros_like(p)
+        for _ in range(self.iterations):
+            steps = p * within(K, c, radius)
+            c = c + steps - steps.sum() * c
+        return c
+
+
+@register("geometric-median")
+@dataclass(frozen=True)
+class GeometricMedian(GramRule):
+    """RFA (Pillutla et al. 2022): smoothed Weiszfeld steps to min_v sum p_i |g_i - v|.
+
+    `smoothing` is relative to the root mean square of the updates' lengths. Steps start at the average and
+    stop when the objective falls by less than `tolerance`, relatively.
+    """
+
+    iterations: int = 100
+    smoothing: float = 1e-6
+    tolerance: float = 1e-10
+
+    def __post_init__(self) -> None:
+        check_number(self, "iterations", 1, whole=True)
+        check_number(self, "smoothing", 0, open_low=True)
+        check_number(self, "tolerance", 0)
+
+    def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
+        """Weights p_i / max(smoothing, |g_i - v|), normalised, again and again."""
+        floor = self.smoothing * np.sqrt(np.trace(K) / len(K))
+        c, before = p.copy(), np.inf
+        for _ in range(self.iterations):
+            distances = np.sqrt(squared_distances(K, c))
+            cost = float(p @ distances)
+            if cost == 0 or before - cost < self.tolerance * cost:
+                break
+            c, before = weiszfeld(p, distances, floor), cost
+        return c
+
+
+def weiszfeld(p: Array, distances: Array, floor: float) -> Array:
+    """One step: p_i / max(floor, distance_i), normalised."""
+    near = p / np.maximum(distances, floor)
+    return np.asarray(near / near.sum())
+
+
+@dataclass(frozen=True)
+class _Krum(GramRule):
+    byzantine: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.byzantine is not None:
+            check_number(self, "byzantine", 0, whole=True)
+
+    def ranking(self, K: Array) -> list[int]:
+        """Clients by the sum of squared distances to their m - f - 2 nearest others, smallest first."""
+        m = len(K)
+        f = self.faulty(m)
+        squares = np.diagonal(K)
+        distances = np.maximum(squares[:, None] + squares - 2 * K, 0.0)
+        np.fill_diagonal(distances, np.inf)
+        scores = np.sort(distances, axis=1)[:, : max(0, m - f - 2)].sum(axis=1)
+        return [int(i) for i in np.argsort(scores, kind="stable")]
+
+    def faulty(self, m: int) -> int:
+        """Number f of faulty clients: as asked, or as many as the rule's proof (m >= 2f + 3) allows."""
+        if self.byzantine is None:
+            return max(0, (m - 3) // 2)
+        if m < self.byzantine + 3:
+            raise FedLDError(f"{self.name}: byzantine = {self.byzantine} needs more clients than {m}")
+        return self.byzantine
+
+
+@register("krum")
+@dataclass(frozen=True)
+class Krum(_Krum):
+    """Krum (Blanchard et al. 2017): the one update that is nearest to its m - f - 2 nearest others."""
+
+    def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
+        """All weight on the winner."""
+        return np.asarray(np.eye(len(p))[self.ranking(K)[0]])
+
+
+@register("multi-krum")
+@dataclass(frozen=True)
+class MultiKrum(_Krum):
+    """The p-weighted average of the `select` best updates by Krum's score (m - f of them if not given)."""
+
+    select: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.select is not None:
+            check_number(self, "select", 1, whole=True)
+
+    def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
+        """Weights of the selected, renormalised."""
+        count = self.select or len(p) - self.faulty(len(p))
+        chosen = np.zeros_like(p)
+        chosen[self.ranking(K)[:count]] = 1.0
+        return p * chosen / (p @ chosen)
+
+
+@register("cosine-filter")
+@dataclass(frozen=True)
+class CosineFilter(GramRule):
+    """The average without clients whose cosine with the average of all is below `threshold`.
+
+    At threshold 0 somebody always passes, since <g, g> = sum p_i <g_i, g>; if nobody passes a higher one, the
+    average stays as it is.
+    """
+
+    threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number(self, "threshold", -1, 1)
+
+    def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
+        """Weights of those that pass, renormalised."""
+        Kp = K @ p
+        lengths = np.sqrt(np.diagonal(K) * max(float(p @ Kp), 0.0))
+        passed = p * (Kp >= self.threshold * lengths)
+        return passed / passed.sum() if passed.sum() > 0 else p.copy()
