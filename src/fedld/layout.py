@@ -99,7 +99,7 @@ class Layout:
         return vector
 
     def export(self, vector: Tensor) -> Tree:
-        """Ordinary contiguous tensors under their names, as a state dict holds them; counters are integers."""
+        """Ordinary contiguous tensors under their names, as in a state dict; counters are integers."""
         return {
             e.name: (e.view(vector).round().long() if e.kind == "counter" else e.view(vector)).contiguous()
             for e in self.entries

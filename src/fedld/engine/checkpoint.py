@@ -43,7 +43,9 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "seconds": checkpoint.seconds,
     }
     body = dump(facts)
-    write_atomically(_facts(folder, checkpoint.round), f"{sha256(body.encode()).hexdigest()}\n{body}\n".encode())
+    write_atomically(
+        _facts(folder, checkpoint.round), f"{sha256(body.encode()).hexdigest()}\n{body}\n".encode()
+    )
     for old in _rounds(folder)[:-KEPT]:
         _facts(folder, old).unlink()
         _tensors(folder, old).unlink(missing_ok=True)
@@ -51,7 +53,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 def load_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is whole, and a warning for each that is not."""
-    warnings = []
+    warnings: list[str] = []
     for round_ in reversed(_rounds(folder)):
         try:
             return _read(folder, round_), warnings
@@ -81,7 +83,12 @@ def _read(folder: Path, round_: int) -> Checkpoint:
     extra = {key.removeprefix("extra."): value for key, value in tensors.items() if key != "weights"}
     server = Server(tensors["weights"], extra)
     return Checkpoint(
-        facts["round"], server, tuple(facts["state_rounds"]), facts["pending"], facts["offsets"], facts["seconds"]
+        facts["round"],
+        server,
+        tuple(facts["state_rounds"]),
+        facts["pending"],
+        facts["offsets"],
+        facts["seconds"],
     )
 
 

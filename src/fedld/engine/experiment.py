@@ -1,4 +1,4 @@
-"""An experiment is one TOML file: every key checked before anything runs, saved resolved beside its results."""
+"""An experiment is one TOML file, checked before anything runs and saved resolved beside its results."""
 
 import tomllib
 from pathlib import Path

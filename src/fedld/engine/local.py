@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.multiprocessing as mp
+from torch import Tensor
 
 from fedld.engine.work import Arena, Job, LossJob, PersonalJob, Result, Setup, TestJob, TrainJob, Worker
 from fedld.errors import FedLDError
@@ -33,7 +34,7 @@ class Failure:
     detail: str
 
 
-class TimeLimit(FedLDError):
+class TimeLimitError(FedLDError):
     """The jobs did not end in time."""
 
 
@@ -58,10 +59,14 @@ def allocate(setup: Setup, rows: int) -> Arena:
     """The memory that workers share."""
     size, tests = setup.layout.size, len(setup.federation.test)
     return Arena(
-        torch.zeros(size).share_memory_(),
-        torch.zeros(rows, size).share_memory_(),
-        torch.zeros(tests, len(setup.federation.classes)).share_memory_(),
+        _shared(size),
+        _shared(rows, size),
+        _shared(tests, len(setup.federation.classes)),
     )
+
+
+def _shared(*shape: int) -> Tensor:
+    return torch.zeros(*shape).share_memory_()  # type: ignore[no-untyped-call, no-any-return]
 
 
 def attempt(worker: Worker, job: Job) -> Result | Failure:
@@ -87,7 +92,7 @@ class InProcess:
         results = []
         for job in jobs:
             if deadline is not None and time.monotonic() > deadline:
-                raise TimeLimit("the round did not end within its time limit")
+                raise TimeLimitError("the round did not end within its time limit")
             results.append(attempt(self.worker, job))
             if done is not None:
                 done(job, results[-1])
@@ -107,7 +112,7 @@ class WorkerPool:
 
     def _start(self) -> "_Member":
         ours, theirs = self._context.Pipe()
-        with _one_thread():
+        with one_thread():
             process = self._context.Process(
                 target=_serve, args=(self._setup, self._arena, theirs), daemon=True
             )
@@ -133,7 +138,7 @@ class WorkerPool:
             ready = wait([m.connection for m in busy], left)
             if not ready and left is not None:
                 self._restart()
-                raise TimeLimit("the round did not end within its time limit")
+                raise TimeLimitError("the round did not end within its time limit")
             for k, member in enumerate(self._members):
                 if member.connection not in ready:
                     continue
@@ -144,9 +149,8 @@ class WorkerPool:
                 except (EOFError, ConnectionError, OSError):
                     deaths += 1
                     if deaths > MAX_DEATHS * len(self._members):
-                        raise FedLDError(
-                            f"workers keep dying on {_describe(jobs[index], self._setup)}: is there enough memory?"
-                        ) from None
+                        job = _describe(jobs[index], self._setup)
+                        raise FedLDError(f"workers keep dying on {job}: is there enough memory?") from None
                     waiting.append(index)
                     member.process.join(5)
                     self._members[k] = replace(self._start(), common=common)
@@ -168,7 +172,7 @@ class WorkerPool:
         return True
 
     def _cost(self, job: Job) -> float:
-        """Expected time in units of forward passes; training a sample costs about three, and before and after."""
+        """Expected time in forward passes; training on a sample costs about three."""
         clients = self._setup.federation.clients
         match job:
             case TrainJob():
@@ -222,7 +226,7 @@ def _serve(setup: Setup, arena: Arena, connection: Connection) -> None:
 
 
 def tune_process() -> None:
-    """One thread; and glibc keeps freed memory, because giving activations back each step costs page faults."""
+    """One thread; and glibc keeps freed memory: giving activations back each step costs page faults."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     try:
@@ -233,8 +237,8 @@ def tune_process() -> None:
         mallopt(option, 256 << 20 if option == M_TOP_PAD else 1 << 30)
 
 
-class _one_thread:  # noqa: N801 (a context manager, used like a function)
-    """Environment in which a child process starts with one thread."""
+class one_thread:  # noqa: N801 (a context manager, used like a function)
+    """Environment in which child processes start with one thread."""
 
     def __enter__(self) -> None:
         self._before = os.environ.get("OMP_NUM_THREADS")

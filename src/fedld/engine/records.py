@@ -1,12 +1,12 @@
 """The run directory: what happened, line by line, and nothing half-written.
 
-    config.toml        the experiment, every default written out
-    rounds.jsonl       one line a round
-    clients.jsonl      one line a round and client
-    conflict.jsonl     the Gram matrix of the updates and the rule's report, one line a round
-    cross_loss.jsonl   M[j, i] = L_j(w_i) and L_j(w) of the decomposed rounds
-    summary.json       the result
-    model.safetensors  the final global model
+config.toml        the experiment, every default written out
+rounds.jsonl       one line a round
+clients.jsonl      one line a round and client
+conflict.jsonl     the Gram matrix of the updates and the rule's report, one line a round
+cross_loss.jsonl   M[j, i] = L_j(w_i) and L_j(w) of the decomposed rounds
+summary.json       the result
+model.safetensors  the final global model
 """
 
 import fcntl
@@ -73,7 +73,9 @@ class RunDirectory:
     def begin(self, config: str) -> None:
         """Start a new run; a directory that already holds one is refused."""
         if (self.path / "config.toml").exists():
-            raise FedLDError(f"'{self.path}' already holds a run: choose another --out, or continue it with --resume")
+            raise FedLDError(
+                f"'{self.path}' already holds a run: choose another --out, or continue it with --resume"
+            )
         write_atomically(self.path / "config.toml", config.encode())
 
     def append(self, name: str, line: Line) -> None:
@@ -98,5 +100,6 @@ class RunDirectory:
 
     def close(self) -> None:
         """Close files and give up the lock."""
-        for file in (*self._open.values(), self._lock):
+        for file in self._open.values():
             file.close()
+        self._lock.close()

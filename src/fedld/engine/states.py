@@ -21,10 +21,6 @@ class StateStore:
     def _path(self, client: int, round_: int) -> Path:
         return self.folder / f"client_{client:05d}.round_{round_:05d}.safetensors"
 
-    def exists(self, client: int, round_: int) -> bool:
-        """Whether the client left a state in that round."""
-        return self._path(client, round_).exists()
-
     def load(self, client: int, round_: int) -> Tree:
         """State as saved in a round; before the first, an empty one."""
         return dict(load_file(self._path(client, round_))) if round_ else {}

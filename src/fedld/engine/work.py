@@ -43,6 +43,11 @@ class Setup:
     layout: Layout
     states: Path
 
+    @property
+    def sizes(self) -> list[int]:
+        """Training samples of every client."""
+        return [len(client.train) for client in self.federation.clients]
+
 
 @dataclass(frozen=True)
 class Incoming:
@@ -117,14 +122,15 @@ class Sums:
         if self.count < 2:
             return float("nan")
         variance = (self.loss_squared - self.loss**2 / self.count) / (self.count - 1)
-        return (max(variance, 0.0) / self.count) ** 0.5
+        return float((max(variance, 0.0) / self.count) ** 0.5)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Result of a `TrainJob`; the update itself lies in the arena."""
+    """Result of a `TrainJob`; the update itself lies in the arena, the client's state (if `kept`) on disk."""
 
     message: Tree
+    kept: bool
     metrics: dict[str, float]
     before: Sums | None
     after: Sums | None
@@ -143,7 +149,7 @@ class Personal:
 Result = Trained | list[Sums] | Personal | None
 
 
-def initial_model(experiment: Experiment, federation: Federation) -> nn.Module:
+def initial_model(experiment: Experiment, method: Method, federation: Federation) -> nn.Module:
     """The network at round 0: the same for every method of a seed, or the weights of a file."""
     _, height, width, channels = federation.images.shape
     model = build(
@@ -155,7 +161,8 @@ def initial_model(experiment: Experiment, federation: Federation) -> nn.Module:
     )
     if experiment.weights is not None:
         load_weights(model, experiment.weights)
-    return model
+    method.check(model)
+    return method.adapt(model)
 
 
 def make_layout(experiment: Experiment, method: Method, model: nn.Module) -> Layout:
@@ -174,7 +181,9 @@ class Worker:
         self.training = setup.experiment.training()
         self.store = StateStore(setup.states)
         self.flat = FlatModel(
-            initial_model(setup.experiment, setup.federation), setup.layout, setup.experiment.device
+            initial_model(setup.experiment, setup.method, setup.federation),
+            setup.layout,
+            setup.experiment.device,
         )
         if setup.experiment.compile:
             self.flat.model.compile()
@@ -210,7 +219,9 @@ class Worker:
             self.store.save(job.incoming.client, job.round, reply.state)
         finite = bool(torch.isfinite(reply.update).all())
         message = {key: value.cpu() for key, value in reply.message.items()}
-        return Trained(message, reply.metrics, before, after, finite, time.perf_counter() - start)
+        return Trained(
+            message, bool(reply.state), reply.metrics, before, after, finite, time.perf_counter() - start
+        )
 
     @run.register
     def _losses(self, job: LossJob) -> list[Sums]:
@@ -245,8 +256,11 @@ class Worker:
         state = self.store.load(incoming.client, incoming.state_round)
         message = {**self.common, **incoming.message}
         self.flat.load(message.pop("weights", self.arena.weights))
+        layout, vector = self.setup.layout, self.flat.vector
         if "private" in state:
-            self.setup.layout.set_private(self.flat.vector, state.pop("private").to(self.flat.vector.device))
+            layout.set_private(vector, state.pop("private").to(vector.device))
+        if "private" in message:
+            vector[layout.shared : layout.trainable] = message.pop("private").to(vector.device)
         return state, {key: value.to(self.flat.vector.device) for key, value in message.items()}
 
     @torch.inference_mode()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedld.aggregation import Aggregate, Mean, Rule, aggregate
+from fedld.data import Federation
 from fedld.layout import Layout, Tree
 from fedld.local import LocalClient, Objective, Reply
 
@@ -83,9 +84,18 @@ class Method:
 
     card: ClassVar[Card]
     personalised: ClassVar[bool] = False
+    has_global: ClassVar[bool] = True
+
+    def federation(self, federation: Federation) -> Federation:
+        """The federation this method trains on; `central` pools the clients here."""
+        return federation
 
     def check(self, model: nn.Module) -> None:  # noqa: B027 (most methods take any model)
         """Refuse a model that this method cannot train, before anything runs."""
+
+    def adapt(self, model: nn.Module) -> nn.Module:
+        """The model with what this method adds to it."""
+        return model
 
     def private(self, model: nn.Module) -> frozenset[str]:
         """Names of the parameters and buffers that stay with each client."""
@@ -100,7 +110,7 @@ class Method:
         return {}
 
     def personal(self, server: Server, client: int) -> Tree:
-        """What one client gets for itself; an entry `weights` replaces the global ones."""
+        """What one client gets for itself: `weights` replace the global ones, `private` its private parameters."""
         return {}
 
     def client_update(self, client: LocalClient) -> Reply:

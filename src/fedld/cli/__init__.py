@@ -1,0 +1,51 @@
+"""The command line: one file a command. Bad input is one sentence on standard error and exit code 2."""
+
+import sys
+
+import click
+import typer
+
+from fedld import __version__
+from fedld.cli.compare import compare
+from fedld.cli.data import data
+from fedld.cli.run import run
+from fedld.engine.loop import Interrupted
+from fedld.errors import FedLDError
+
+app = typer.Typer(
+    help="Federated learning on heterogeneous data: explain, train, prove, scale.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+for command in (run, compare, data):
+    app.command()(command)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"fedld {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True)) -> None:
+    """Federated learning on heterogeneous data: explain, train, prove, scale."""
+
+
+def main() -> None:
+    """Entry point of `fedld`."""
+    try:
+        app(standalone_mode=False)
+    except Interrupted as stop:
+        typer.echo(str(stop), err=True)
+        sys.exit(130)
+    except FedLDError as error:
+        typer.echo(f"fedld: {error}", err=True)
+        sys.exit(2)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)

@@ -1,0 +1,53 @@
+"""`fedld run`: one experiment."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedld.cli.progress import RunBars, console
+from fedld.cli.settings import with_settings
+from fedld.engine import loop
+from fedld.engine.experiment import make_experiment, read_toml
+from fedld.engine.records import Line, dump
+from fedld.errors import FedLDError
+
+
+@with_settings()
+def run(
+    settings: dict[str, Any],
+    out: Annotated[Path | None, typer.Option(help="new run directory; default: runs/<time>")] = None,
+    resume: Annotated[Path | None, typer.Option(help="continue the run in this directory")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of data, initial weights and order")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the summary as JSON")] = False,
+) -> None:
+    """Train one method on one federation."""
+    if seed is not None:
+        settings["seed"] = seed
+    if resume is not None:
+        if settings or out:
+            raise FedLDError("--resume continues a run with its own settings: give no others")
+        path = resume
+        experiment = make_experiment(read_toml(resume / "config.toml"))
+    else:
+        experiment = make_experiment(settings)
+        path = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{experiment.method['name']}"
+    with RunBars(experiment.rounds, experiment.method["name"]) as bars:
+        if resume is not None:
+            summary = loop.resume(path, progress=bars, warn=console.print)
+        else:
+            summary = loop.run(experiment, path, progress=bars)
+    if json:
+        typer.echo(dump(summary | {"path": str(path)}))
+    else:
+        _print(summary, path)
+
+
+def _print(summary: Line, path: Path) -> None:
+    accuracy = summary.get("final_accuracy", summary.get("personal_final_accuracy"))
+    typer.echo(
+        f"{summary['method']} on {summary['dataset']}, seed {summary['seed']}: "
+        f"accuracy {accuracy:.4f} after {summary['rounds']} rounds in {summary['seconds']:.1f} s"
+    )
+    typer.echo(f"records: {path}")

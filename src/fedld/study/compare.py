@@ -1,0 +1,100 @@
+"""A study: methods x seeds on the same partitions and initial weights, and its table and report."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedld.engine.experiment import Experiment, make_experiment
+from fedld.engine.records import Line, dump, write_atomically
+from fedld.errors import FedLDError
+from fedld.methods import METHODS
+from fedld.registry import find
+from fedld.study.grid import Cell, run_grid
+from fedld.study.table import Table, make_table
+
+
+@dataclass(frozen=True)
+class Study:
+    """What to run: one experiment for every label and seed."""
+
+    name: str
+    command: str
+    baseline: str
+    cells: list[tuple[str, Experiment]]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of all runs together."""
+        return sum(experiment.rounds for _, experiment in self.cells)
+
+    def to_json(self) -> dict[str, Any]:
+        """Index of the study directory."""
+        runs = [
+            {"label": label, "method": e.method["name"], "seed": e.seed, "path": str(_path(label, e))}
+            for label, e in self.cells
+        ]
+        return {"name": self.name, "command": self.command, "baseline": self.baseline, "runs": runs}
+
+
+def plan(settings: dict[str, Any], methods: list[str], seeds: list[int], *, command: str) -> Study:
+    """Every method with every seed; a table named like a method is for it alone: `fedprox.mu=0.1`."""
+    if not methods or len(set(methods)) < len(methods):
+        raise FedLDError(f"name at least one method, and each once, not '{','.join(methods)}'")
+    for name in methods:
+        find(METHODS, name, "method")
+    own = {name: settings[name] for name in settings if name in METHODS}
+    shared = {key: value for key, value in settings.items() if key not in METHODS}
+    shared.setdefault("workers", 0)
+    cells = [
+        (name, make_experiment(_for_method(shared, name, own.get(name, {})) | {"seed": seed}))
+        for seed in seeds
+        for name in methods
+    ]
+    baseline = "fedavg" if "fedavg" in methods else methods[0]
+    return Study(f"{', '.join(methods)} on {cells[0][1].dataset}", command, baseline, cells)
+
+
+def _for_method(shared: dict[str, Any], name: str, own: dict[str, Any]) -> dict[str, Any]:
+    """Shared settings with a method's own: keys of the experiment, or else options of the method."""
+    experiment = {key: value for key, value in own.items() if key in Experiment.model_fields}
+    options = {key: value for key, value in own.items() if key not in experiment}
+    return {**shared, **experiment, "method": {"name": name, **options}}
+
+
+def run_study(
+    study: Study, out: Path, *, resume: bool, jobs: int | None, progress: Callable[[Line], None]
+) -> Table:
+    """Run what is not finished, then write table.json, table.md and report.html."""
+    from fedld.study.report import write_report
+
+    index = out / "study.json"
+    if index.exists() and not resume:
+        raise FedLDError(f"'{out}' already holds a study: choose another --out, or finish it with --resume")
+    if (out / "config.toml").exists():
+        raise FedLDError(f"'{out}' holds a run: choose another --out")
+    cells = [Cell(label, e, out / _path(label, e)) for label, e in study.cells]
+    if not index.exists():
+        _make(out)
+        write_atomically(index, dump(study.to_json()).encode())
+    summaries = run_grid(cells, jobs=jobs, progress=progress)
+    grouped: dict[str, list[Line]] = {}
+    for cell, summary in zip(cells, summaries, strict=True):
+        grouped.setdefault(cell.label, []).append(summary)
+    table = make_table(study.name, grouped, study.baseline)
+    write_atomically(out / "table.json", json.dumps(table.to_json(), indent=1).encode())
+    write_atomically(out / "table.md", table.to_markdown().encode())
+    write_report([out], out / "report.html")
+    return table
+
+
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedLDError(f"cannot write to '{out}': {error.strerror}") from None
+
+
+def _path(label: str, experiment: Experiment) -> Path:
+    return Path("runs") / f"{label}-seed{experiment.seed}"

@@ -1,0 +1,69 @@
+"""A federation as a picture: who holds how much of which class, and what its images look like."""
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from fedld.data import Federation
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+COLOURS = ("#3b6fb6", "#e08a2e", "#4a9d6f", "#b8487a", "#7b62b3", "#8a8a3c", "#4aa3b5", "#a65f3d")
+SHOWN = 8
+
+
+def partition_text(federation: Federation, width: int = 48) -> Group:
+    """Bars of label counts for the terminal."""
+    counts = federation.label_counts()
+    table = Table(
+        title=f"{federation.name}: {len(federation.clients)} clients, {len(federation.test)} test images"
+    )
+    for heading in ("client", "images", "labels"):
+        table.add_column(heading, justify="right" if heading == "images" else "left")
+    for client, row in zip(federation.clients, counts, strict=True):
+        bar = Text()
+        for k, count in enumerate(row):
+            bar.append("█" * round(width * count / counts.sum(1).max()), style=COLOURS[k % len(COLOURS)])
+        table.add_row(Text(client.name), str(int(row.sum())), bar)
+    legend = Text("labels: ")
+    for k, name in enumerate(federation.classes):
+        legend.append(f"█ {name}  ", style=COLOURS[k % len(COLOURS)])
+    return Group(table, legend)
+
+
+def partition_png(federation: Federation, path: Path) -> None:
+    """Label counts beside sample images of every client (the first ones, where there are many)."""
+    clients = federation.clients[: 3 * SHOWN]
+    counts = federation.label_counts()[: len(clients)]
+    figure, (bars, images) = plt.subplots(
+        1, 2, figsize=(11, 1 + 0.55 * len(clients)), width_ratios=(2, 3), layout="constrained"
+    )
+    left = np.zeros(len(clients))
+    for k, name in enumerate(federation.classes):
+        bars.barh(range(len(clients)), counts[:, k], left=left, color=COLOURS[k % len(COLOURS)], label=name)
+        left += counts[:, k]
+    bars.set_yticks(range(len(clients)), [client.name for client in clients])
+    bars.set(xlabel="training images", ylim=(len(clients) - 0.5, -0.5))
+    bars.spines[["top", "right"]].set_visible(False)
+    bars.legend(title="label", frameon=False, ncols=min(len(federation.classes), 5), loc="lower left",
+                bbox_to_anchor=(0, 1))  # fmt: skip
+    images.imshow(_contact_sheet(federation, len(clients)), aspect="auto", cmap="gray")
+    images.set_axis_off()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _contact_sheet(federation: Federation, clients: int) -> np.ndarray:
+    """A row of images for every client, spread over its samples."""
+    _, height, width, channels = federation.images.shape
+    sheet = np.full((clients * height, SHOWN * width, channels), 255, np.uint8)
+    for i, client in enumerate(federation.clients[:clients]):
+        chosen = client.train[np.linspace(0, len(client.train) - 1, SHOWN).astype(int)]
+        for k, image in enumerate(federation.images[chosen]):
+            sheet[i * height : (i + 1) * height, k * width : (k + 1) * width] = image
+    return sheet
