@@ -1,5 +1,34 @@
-"""Why it happened: loss decomposition, heterogeneity and conflict measures, paired statistics."""
+"""Why it happened: loss decomposition, heterogeneity and conflict measures, diagnosis, paired statistics."""
 
 from fedld.analysis.decomposition import Decomposition, decompose
+from fedld.analysis.diagnosis import diagnose
+from fedld.analysis.evidence import Evidence, Finding
+from fedld.analysis.heterogeneity import LabelMeasures, feature_distances, feature_shift, label_measures
+from fedld.analysis.metrics import calibration, confusion, evaluate_logits
+from fedld.analysis.statistics import PairedDifference, holm, paired_difference
+from fedld.analysis.thresholds import THRESHOLDS
+from fedld.analysis.updates import Split, UpdateMeasures, gram_report, split, update_measures
 
-__all__ = ["Decomposition", "decompose"]
+__all__ = [
+    "THRESHOLDS",
+    "Decomposition",
+    "Evidence",
+    "Finding",
+    "LabelMeasures",
+    "PairedDifference",
+    "Split",
+    "UpdateMeasures",
+    "calibration",
+    "confusion",
+    "decompose",
+    "diagnose",
+    "evaluate_logits",
+    "feature_distances",
+    "feature_shift",
+    "gram_report",
+    "holm",
+    "label_measures",
+    "paired_difference",
+    "split",
+    "update_measures",
+]

@@ -1,0 +1,180 @@
+"""What the clients' updates and the training curve tell."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedld.analysis.evidence import Evidence, Finding, listing, warning
+from fedld.analysis.thresholds import limit
+from fedld.analysis.updates import UpdateMeasures, gram_report, split, update_measures
+
+
+def opposed_groups(evidence: Evidence) -> Iterator[Finding]:
+    """The clients fall into two groups that pull in opposite directions."""
+    found = split(evidence.reports) if evidence.reports else None
+    if found is None or found.between > limit("opposed_cosine"):
+        return
+    if found.minority_weight < limit("minority_weight"):
+        return
+    votes = [_first_axis(report) for report in evidence.reports]
+    one, other = listing(found.majority), listing(found.minority)
+    yield warning(
+        "opposed_groups",
+        f"Clients are split into two opposed groups: {one} against {other} (mean cosine {found.between:.2f} "
+        f"across, {found.minority_weight:.0%} of the samples on the smaller side).",
+        {
+            "majority": list(found.majority),
+            "minority": list(found.minority),
+            "between_cosine": found.between,
+            "within_cosine": None if np.isnan(found.within) else found.within,
+            "minority_weight": found.minority_weight,
+            "first_axis_weight_for": float(np.median([v[0] for v in votes])),
+            "first_axis_weight_against": float(np.median([v[1] for v in votes])),
+        },
+        ("opposed_cosine", "minority_weight"),
+        "The first principal axis is this conflict and its votes cancel: compare the principal rule with the "
+        "plain mean or FedGH; if the groups' tasks truly differ, use personal layers (FedBN, FedPAC).",
+    )
+
+
+def conflict(evidence: Evidence) -> Iterator[Finding]:
+    """Many pairs of updates point away from each other, or the mean update cancels."""
+    if not evidence.reports:
+        return
+    measures = [_measures(report) for report in evidence.reports]
+    rate = float(np.median([m.conflict_rate for m in measures]))
+    cancellation = float(np.median([m.cancellation for m in measures]))
+    if rate < limit("conflict_rate") and cancellation >= limit("cancellation"):
+        return
+    yield warning(
+        "conflict",
+        f"Updates are in conflict: {rate:.0%} of the pairs of clients point away from each other; the mean "
+        f"update has {cancellation:.2f} times the squared length it would have without any cancelling.",
+        {
+            "conflict_rate": rate,
+            "cancellation": cancellation,
+            "mean_cosine": float(np.median([m.mean_cosine for m in measures])),
+            "b_dissimilarity": float(np.median([m.b_dissimilarity for m in measures])),
+        },
+        ("conflict_cosine", "conflict_rate", "cancellation"),
+        "Try fewer local epochs or a smaller learning rate, SCAFFOLD against drift, or FedGH.",
+    )
+
+
+def step(evidence: Evidence) -> Iterator[Finding]:
+    """The rule's step is much shorter than the plain average's, or turns away from it."""
+    if not evidence.reports:
+        return
+    ratio = float(np.median([report["norm_ratio"] for report in evidence.reports]))
+    cosine = float(np.median([report["cosine"] for report in evidence.reports]))
+    if ratio >= limit("norm_ratio") and cosine >= limit("cosine_to_average"):
+        return
+    rule = f"The rule '{evidence.rule}'" if evidence.rule else "The aggregation rule"
+    yield warning(
+        "step",
+        f"{rule} is fighting the clients: its step has {ratio:.2f} times the length of the plain average, "
+        f"with a cosine of {cosine:.2f} to it.",
+        {"norm_ratio": ratio, "cosine_to_average": cosine},
+        ("norm_ratio", "cosine_to_average"),
+        "Compare with the plain mean; for the principal rule try conflict = smooth, or a finer granularity.",
+    )
+
+
+def stability(evidence: Evidence) -> Iterator[Finding]:
+    """The principal rule stands where it is discontinuous."""
+    if evidence.rule != "principal" or not evidence.reports:
+        return
+    margin = float(np.median([report["sign_margin"] for report in evidence.reports]))
+    gap = float(np.median([report["eigen_gap"] for report in evidence.reports]))
+    if margin >= limit("sign_margin") and gap >= limit("eigen_gap"):
+        return
+    yield warning(
+        "stability",
+        f"The principal rule stands near a jump (sign margin {margin:.1e}, eigen-gap {gap:.1e}): tiny "
+        "changes of an update can change the step.",
+        {"sign_margin": margin, "eigen_gap": gap},
+        ("sign_margin", "eigen_gap"),
+        "Use conflict = smooth, which is continuous, or keep fewer axes.",
+    )
+
+
+def overruled(evidence: Evidence) -> Iterator[Finding]:
+    """Clients whose updates point against what was done."""
+    cosines: dict[str, list[float]] = {}
+    for line in evidence.client_rounds:
+        if line.get("cosine_to_aggregate") is not None:
+            cosines.setdefault(str(line["client"]), []).append(float(line["cosine_to_aggregate"]))
+    medians = {name: float(np.median(values)) for name, values in cosines.items()}
+    names = sorted(
+        (name for name, c in medians.items() if c < limit("client_cosine")), key=medians.__getitem__
+    )
+    if names:
+        yield warning(
+            "overruled",
+            f"The global step goes against {listing(names)} (median cosine {medians[names[0]]:.2f}).",
+            {name: medians[name] for name in names},
+            ("client_cosine",),
+            "Look at these clients' labels and images first; personal layers serve one that stays different.",
+        )
+
+
+def excluded(evidence: Evidence) -> Iterator[Finding]:
+    """Clients whose updates were left out."""
+    rounds: dict[str, int] = {}
+    for line in evidence.rounds:
+        for name in line.get("excluded") or {}:
+            rounds[name] = rounds.get(name, 0) + 1
+    names = [name for name, count in rounds.items() if count >= limit("excluded_rounds")]
+    if names:
+        yield warning(
+            "excluded",
+            f"Updates of {listing(names)} were left out in up to {max(rounds.values())} rounds.",
+            dict(rounds),
+            ("excluded_rounds",),
+            "Check these clients' data and logs; for updates that are not finite, lower the learning rate.",
+        )
+
+
+def nothing_learned(evidence: Evidence) -> Iterator[Finding]:
+    """The global model is no better than guessing."""
+    values = [v for line in evidence.rounds if (v := line.get("balanced_accuracy")) is not None]
+    if not values or evidence.label_counts is None:
+        return
+    chance = 1 / max(int(np.count_nonzero(np.asarray(evidence.label_counts).sum(axis=0))), 1)
+    last = float(np.mean(values[-5:]))
+    if last > chance + limit("above_chance"):
+        return
+    yield warning(
+        "nothing_learned",
+        f"The global model guesses: balanced accuracy {last:.3f} in the last {len(values[-5:])} evaluations, "
+        f"against {chance:.3f} by chance.",
+        {"balanced_accuracy": last, "chance": chance},
+        ("above_chance",),
+        "Check first that the plain mean learns with these settings; then the learning rate and the rule.",
+    )
+
+
+def batchnorm(evidence: Evidence) -> Iterator[Finding]:
+    """BatchNorm statistics differ between clients."""
+    values = [v for line in evidence.rounds if (v := line.get("buffer_disagreement")) is not None]
+    if not values or (disagreement := float(np.median(values))) < limit("buffer_disagreement"):
+        return
+    yield warning(
+        "batchnorm",
+        f"BatchNorm statistics disagree: running means lie {disagreement:.2f} standard deviations apart.",
+        {"buffer_disagreement": disagreement},
+        ("buffer_disagreement",),
+        "Their average fits no client: try personal BatchNorm (FedBN or buffers = local), or GroupNorm.",
+    )
+
+
+def _measures(line: Mapping[str, Any]) -> UpdateMeasures:
+    report = gram_report(line["gram"], line["weights"], clients=line["clients"])
+    return update_measures(report, tolerance=-limit("conflict_cosine"))
+
+
+def _first_axis(line: Mapping[str, Any]) -> tuple[float, float]:
+    """Weights for and against the first axis (0 and 0 if all updates are zero)."""
+    sides: Sequence[Sequence[float]] = (line["weight_for"] or [0.0], line["weight_against"] or [0.0])
+    return sides[0][0], sides[1][0]

@@ -1,0 +1,46 @@
+"""The one table of thresholds that a diagnosis follows from (shown in docs/decomposition.md)."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A number and what happens beyond it."""
+
+    value: float
+    meaning: str
+
+
+THRESHOLDS: dict[str, Threshold] = {
+    "label_skew": Threshold(0.2, "label skew beyond chance (0 same, 1 disjoint) from which labels differ"),
+    "label_p_value": Threshold(0.01, "p value below which chance does not explain the label skew"),
+    "single_class": Threshold(1.1, "effective number of classes up to which a client holds one class"),
+    "size_imbalance": Threshold(1.0, "standard deviation over mean of the sizes from which sizes differ"),
+    "feature_shift": Threshold(0.5, "distance of mean features beyond chance, in spreads inside a client"),
+    "opposed_cosine": Threshold(-0.1, "mean cosine across the split up to which two groups are opposed"),
+    "minority_weight": Threshold(0.1, "share of the samples from which the smaller side is a group"),
+    "conflict_cosine": Threshold(-0.05, "cosine below which two updates are in conflict"),
+    "conflict_rate": Threshold(0.25, "share of pairs in conflict from which conflict is common"),
+    "cancellation": Threshold(0.5, "squared length of the mean update, in that of orthogonal updates"),
+    "norm_ratio": Threshold(0.5, "length of the step, in that of the plain average, below which it shrinks"),
+    "cosine_to_average": Threshold(0.5, "cosine of the step to the plain average below which it turns away"),
+    "client_cosine": Threshold(-0.05, "median cosine to the step below which a client is overruled"),
+    "sign_margin": Threshold(0.001, "sign margin below which a vote on an axis may flip"),
+    "eigen_gap": Threshold(0.001, "relative eigen-gap below which axes are not unique"),
+    "shift_share": Threshold(0.25, "share of the global loss from which shift costs"),
+    "aggregation_share": Threshold(0.1, "share of the global loss from which aggregation costs"),
+    "loss_floor": Threshold(0.1, "loss below which a term is too small to matter"),
+    "client_share": Threshold(0.1, "change by aggregation, in the global loss, from which a client counts"),
+    "trend": Threshold(
+        0.25, "relative change from which a term rises or falls between first and last record"
+    ),
+    "standard_errors": Threshold(2.0, "standard errors below which an estimated term may be 0"),
+    "buffer_disagreement": Threshold(0.3, "spread of BatchNorm means, in running standard deviations"),
+    "above_chance": Threshold(0.02, "balanced accuracy over 1 / classes up to which nothing was learned"),
+    "excluded_rounds": Threshold(1.0, "rounds without a client from which its loss is reported"),
+}
+
+
+def limit(name: str) -> float:
+    """Value of a threshold."""
+    return THRESHOLDS[name].value

@@ -1,0 +1,238 @@
+"""Diagnoses of small federations that are really trained: softmax regression, FedAvg, recorded as a run is."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedld.aggregation import aggregate
+from fedld.analysis import THRESHOLDS, Evidence, diagnose
+from fedld.analysis.diagnosis import RULES
+
+ROOT = Path(__file__).parents[2]
+SITES = [f"site{i}" for i in range(6)]
+
+
+def loss(w, x, y):
+    z = x @ w
+    top = z.max(1, keepdims=True)
+    return float(np.mean(np.log(np.exp(z - top).sum(1)) + top[:, 0] - z[np.arange(len(y)), y]))
+
+
+def train(w, x, y, steps, lr=0.3):
+    w, onehot = w.copy(), np.eye(w.shape[1])[y]
+    for _ in range(steps):
+        e = np.exp(x @ w - (x @ w).max(1, keepdims=True))
+        w -= lr * x.T @ (e / e.sum(1, keepdims=True) - onehot) / len(y)
+    return w
+
+
+def federation(kind, n=150, d=8, classes=3, seed=0):
+    """iid clients; `opposed`: half of them with the labels of two classes swapped; `label`: one class each."""
+    rng = np.random.default_rng(seed)
+    truth = 2 * rng.normal(size=(d, classes))
+    clients = []
+    for i in range(6):
+        x = rng.normal(size=(4 * n, d))
+        y = np.argmax(x @ truth + rng.gumbel(size=(4 * n, classes)), axis=1)
+        keep = y == i % classes if kind == "label" else np.ones(len(y), bool)
+        x, y = x[keep][:n], y[keep][:n]
+        if kind == "opposed" and i >= 3:
+            y = (y + 1) % classes
+        clients.append((x, y))
+    return clients
+
+
+def evidence(kind, rule="mean", rounds=5, steps=5, **options):
+    clients = federation(kind, **options)
+    sizes = [len(y) for _, y in clients]
+    w = np.zeros((8, 3))
+    reports, crosses, lines = [], [], []
+    for t in range(1, rounds + 1):
+        local = [train(w, x, y, steps) for x, y in clients]
+        result = aggregate(np.array([(v - w).ravel() for v in local]), sizes, rule, clients=SITES)
+        w = (
+            w + result.update.numpy().reshape(w.shape)
+            if hasattr(result.update, "numpy")
+            else w + result.update.reshape(w.shape)
+        )
+        reports.append({"round": t, **result.report.to_json()})
+        lines += [
+            {"round": t, "client": name, "cosine_to_aggregate": c}
+            for name, c in zip(SITES, result.report.cosines, strict=True)
+        ]
+        crosses.append(
+            {
+                "round": t,
+                "sampled": list(range(6)),
+                "sizes": sizes,
+                "cross_loss": [[loss(v, x, y) for v in local] for x, y in clients],
+                "global_losses": [loss(w, x, y) for x, y in clients],
+                "standard_errors": None,
+            }
+        )
+    return Evidence(
+        clients=SITES,
+        label_counts=[np.bincount(y, minlength=3) for _, y in clients],
+        reports=reports,
+        client_rounds=lines,
+        cross_losses=crosses,
+        rule=rule,
+    )
+
+
+def warnings(evidence):
+    return {f.rule: f for f in diagnose(evidence) if f.level == "warning"}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("rule", ["mean", "principal"])
+def test_quiet_on_an_iid_federation(seed, rule):
+    findings = diagnose(evidence("iid", rule, seed=seed))
+    assert [f.rule for f in findings] == ["dominant_term"]
+    assert findings[0].level == "info"
+    assert "local is largest" in findings[0].sentence
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("rule", ["mean", "principal"])
+def test_names_the_conflict_of_two_opposed_groups(seed, rule):
+    found = warnings(evidence("opposed", rule, seed=seed))
+    finding = found["opposed_groups"]
+    groups = {frozenset(finding.numbers[side]) for side in ("majority", "minority")}
+    assert groups == {frozenset(SITES[:3]), frozenset(SITES[3:])}
+    assert "two opposed groups" in finding.sentence
+    assert finding.thresholds == {
+        name: THRESHOLDS[name].value for name in ("opposed_cosine", "minority_weight")
+    }
+    assert "label_skew" not in found or found["label_skew"].numbers["skew"] >= 0.2
+
+
+def test_sees_the_principal_rule_fight_an_unequal_split():
+    """The votes of 3 against 3 cancel on the first axis, so that the published rule's step shrinks or turns."""
+    found = warnings(evidence("opposed", "principal"))
+    assert "step" in found
+    assert "principal" in found["step"].sentence
+    assert "step" not in warnings(evidence("opposed", "mean"))
+
+
+def test_label_skew_shows_in_data_and_in_the_losses():
+    found = warnings(evidence("label", steps=20))
+    assert {"label_skew", "single_class", "shift_costs"} <= set(found)
+    assert found["shift_costs"].numbers["shift"] > 0.1
+    assert set(found["single_class"].numbers["clients"]) == set(SITES)
+
+
+def test_before_training_only_data_are_judged():
+    data = Evidence(clients=["a", "b", "c"], label_counts=[[100, 0], [0, 80], [0, 900]])
+    assert set(warnings(data)) == {"label_skew", "single_class", "size_imbalance"}
+    assert "labels" not in data.not_measured
+    assert {"updates", "loss decomposition", "training curve", "features"} <= set(data.not_measured)
+    assert diagnose(Evidence()) == []
+
+
+def test_feature_shift_names_the_site():
+    means, spreads = np.zeros((3, 4)), np.ones(3)
+    means[2, 0] = 3.0
+    counts = [[50, 50]] * 3
+    found = warnings(
+        Evidence(clients=["a", "b", "c"], label_counts=counts, feature_means=means, feature_spreads=spreads)
+    )
+    assert set(found) == {"feature_shift"}
+    assert found["feature_shift"].numbers["client"] == "c"
+
+
+def cross_line(round_, cross, losses, **extra):
+    n = len(losses)
+    return {
+        "round": round_, "sampled": list(range(n)), "sizes": [10] * n, "cross_loss": cross, "global_losses": losses,
+        **extra,
+    }  # fmt: skip
+
+
+def test_aggregation_names_who_is_hurt_and_who_gains():
+    line = cross_line(3, [[0.5, 0.5], [0.5, 0.5]], [0.3, 1.2])
+    found = warnings(Evidence(clients=["a", "b"], cross_losses=[line]))
+    assert set(found) == {"aggregation_costs", "hurt_clients"}
+    assert found["hurt_clients"].numbers["hurt"] == ["b"]
+    assert found["hurt_clients"].numbers["gain"] == ["a"]
+    assert found["aggregation_costs"].numbers["client"] == "b"
+
+
+def test_noise_of_an_estimate_is_no_finding():
+    cross, losses = [[0.2, 0.9], [0.9, 0.2]], [0.5, 0.5]
+    assert "shift_costs" in warnings(Evidence(cross_losses=[cross_line(1, cross, losses)]))
+    noisy = cross_line(1, cross, losses, standard_errors=[[0.3, 0.3], [0.3, 0.3]])
+    assert "shift_costs" not in warnings(Evidence(cross_losses=[noisy]))
+
+
+def test_movement_of_the_terms():
+    lines = [
+        cross_line(9, [[0.1, 0.9], [0.9, 0.1]], [0.5, 0.5]),
+        cross_line(1, [[0.9, 1.0], [1.0, 0.9]], [0.9, 0.9]),
+    ]
+    (account,) = (f for f in diagnose(Evidence(cross_losses=lines)) if f.rule == "dominant_term")
+    assert account.numbers["moves"] == {"local": "falls", "shift": "rises", "aggregation": "rises"}
+    assert "since round 1" in account.sentence
+
+
+def test_diverged_model_is_named():
+    lines = [
+        cross_line(1, [[0.5, 0.6], [0.6, 0.5]], [0.5, 0.5]),
+        cross_line(2, [[0.5, None], [0.6, None]], [0.5, 0.5]),
+    ]
+    found = warnings(Evidence(clients=["a", "b"], cross_losses=lines))
+    assert found["diverged"].numbers == {"rounds": [2], "clients": ["b"]}
+
+
+def test_training_records():
+    rounds = [
+        {"round": t, "balanced_accuracy": 0.5, "buffer_disagreement": 0.8, "excluded": {"b": "not finite"}}
+        for t in range(3)
+    ]
+    lines = [{"round": 0, "client": "a", "cosine_to_aggregate": -0.6}, {"round": 0, "client": "b"}]
+    found = warnings(Evidence(label_counts=[[30, 30], [30, 30]], rounds=rounds, client_rounds=lines))
+    assert set(found) == {"nothing_learned", "batchnorm", "excluded", "overruled"}
+    assert "a " in found["overruled"].sentence
+    healthy = [{"round": 0, "balanced_accuracy": 0.8, "buffer_disagreement": 0.05, "excluded": {}}]
+    assert diagnose(Evidence(label_counts=[[30, 30], [30, 30]], rounds=healthy)) == []
+
+
+def test_unstable_principal_rule():
+    base = evidence("iid", "principal")
+    shaky = [{**report, "sign_margin": 1e-9} for report in base.reports]
+    assert "stability" in warnings(Evidence(reports=shaky, rule="principal"))
+    assert "stability" not in warnings(Evidence(reports=shaky, rule="mean"))
+
+
+def test_findings_are_plain_data():
+    for finding in diagnose(evidence("opposed", "principal")):
+        assert json.loads(json.dumps(finding.to_json(), allow_nan=False))["rule"] == finding.rule
+        assert finding.sentence.endswith(".")
+        assert finding.advice.endswith(".")
+
+
+def test_documented_thresholds_are_the_ones_in_use():
+    text = (ROOT / "docs" / "decomposition.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (-?[\d.]+) \|", text, flags=re.MULTILINE))
+    assert {name: float(value) for name, value in rows.items()} == {n: t.value for n, t in THRESHOLDS.items()}
+    for name, threshold in THRESHOLDS.items():
+        assert f"| {threshold.meaning} |" in text, name
+    folder = ROOT / "src" / "fedld" / "analysis"
+    code = "".join(p.read_text() for p in folder.glob("*.py") if p.name != "thresholds.py")
+    assert [name for name in THRESHOLDS if f'"{name}"' not in code] == []
+
+
+def test_every_rule_is_asked():
+    from fedld.analysis import diagnose_data, diagnose_losses, diagnose_updates
+
+    modules = (diagnose_data, diagnose_losses, diagnose_updates)
+    written = {
+        f
+        for m in modules
+        for f in vars(m).values()
+        if getattr(f, "__module__", "") == m.__name__ and f.__name__[0] != "_"
+    }
+    assert written == set(RULES)
