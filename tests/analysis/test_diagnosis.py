@@ -1,4 +1,4 @@
-"""Diagnoses of small federations that are really trained: softmax regression, FedAvg, recorded as a run is."""
+"""Diagnoses of small federations that are really trained (softmax regression) and recorded as a run is."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def train(w, x, y, steps, lr=0.3):
 
 
 def federation(kind, n=150, d=8, classes=3, seed=0):
-    """iid clients; `opposed`: half of them with the labels of two classes swapped; `label`: one class each."""
+    """iid clients; `opposed`: in half of them every label is moved on by one; `label`: one class each."""
     rng = np.random.default_rng(seed)
     truth = 2 * rng.normal(size=(d, classes))
     clients = []
@@ -53,11 +53,7 @@ def evidence(kind, rule="mean", rounds=5, steps=5, **options):
     for t in range(1, rounds + 1):
         local = [train(w, x, y, steps) for x, y in clients]
         result = aggregate(np.array([(v - w).ravel() for v in local]), sizes, rule, clients=SITES)
-        w = (
-            w + result.update.numpy().reshape(w.shape)
-            if hasattr(result.update, "numpy")
-            else w + result.update.reshape(w.shape)
-        )
+        w = w + np.asarray(result.update).reshape(w.shape)
         reports.append({"round": t, **result.report.to_json()})
         lines += [
             {"round": t, "client": name, "cosine_to_aggregate": c}
@@ -110,8 +106,8 @@ def test_names_the_conflict_of_two_opposed_groups(seed, rule):
     assert "label_skew" not in found or found["label_skew"].numbers["skew"] >= 0.2
 
 
-def test_sees_the_principal_rule_fight_an_unequal_split():
-    """The votes of 3 against 3 cancel on the first axis, so that the published rule's step shrinks or turns."""
+def test_sees_the_principal_rule_fight_the_split():
+    """Votes of 3 against 3 cancel on the first axis, so that the published rule's step shrinks or turns."""
     found = warnings(evidence("opposed", "principal"))
     assert "step" in found
     assert "principal" in found["step"].sentence
@@ -146,10 +142,8 @@ def test_feature_shift_names_the_site():
 
 def cross_line(round_, cross, losses, **extra):
     n = len(losses)
-    return {
-        "round": round_, "sampled": list(range(n)), "sizes": [10] * n, "cross_loss": cross, "global_losses": losses,
-        **extra,
-    }  # fmt: skip
+    line = {"round": round_, "sampled": list(range(n)), "sizes": [10] * n}
+    return {**line, "cross_loss": cross, "global_losses": losses, **extra}
 
 
 def test_aggregation_names_who_is_hurt_and_who_gains():
