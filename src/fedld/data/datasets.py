@@ -26,14 +26,16 @@ DATASETS: dict[str, Callable[[DataSpec, Path, Progress | None], Table]] = {
 
 
 def load(spec: DataSpec, cache: Path | None = None, progress: Progress | None = None) -> Federation:
-    """Open (or first decode) a dataset and divide it among clients.
+    """Open a dataset and divide it among clients."""
+    return federate(open_table(spec, cache, progress), spec)
 
-    `progress(done, total)` is called while files are decoded.
-    """
+
+def open_table(spec: DataSpec, cache: Path | None = None, progress: Progress | None = None) -> Table:
+    """Open (or first decode) a dataset; `progress(done, total)` is called while files are decoded."""
     kind = spec.dataset.split(":")[0] + ":" * (":" in spec.dataset)
     if kind not in DATASETS:
         raise FedLDError(f"There is no dataset '{spec.dataset}': {nearest(kind, list(DATASETS))}.")
-    return federate(DATASETS[kind](spec, cache_root(cache), progress), spec)
+    return DATASETS[kind](spec, cache_root(cache), progress)
 
 
 def federate(table: Table, spec: DataSpec) -> Federation:
@@ -93,7 +95,7 @@ def _column(table: Table, name: str) -> NDArray[np.str_] | None:
 def _named(
     column: NDArray[np.str_], train: NDArray[np.int64], test: NDArray[np.int64], dataset: str, name: str
 ) -> tuple[Client, ...]:
-    names = sorted({str(value) for value in column[train]} - {""}, key=_natural)
+    names = sorted({str(value) for value in column[train]} - {""}, key=natural)
     if not names:
         raise FedLDError(f"Partition '{name}' names no client of '{dataset}'.")
     return tuple(Client(site, train[column[train] == site], test[column[test] == site]) for site in names)
@@ -105,6 +107,6 @@ def _drawn(table: Table, spec: DataSpec, name: str, train: NDArray[np.int64]) ->
     return tuple(Client(f"client_{i}", train[part], empty) for i, part in enumerate(parts, start=1))
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sort key that puts client_2 before client_10."""
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sort key that puts client_2 before client_10: the order of clients everywhere."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

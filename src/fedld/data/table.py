@@ -46,10 +46,15 @@ class Table:
             return self.mean, self.std
         moments = np.load(self.folder / "moments.npy", allow_pickle=False)
         height, width = np.load(self.folder / "images.npy", mmap_mode="r", allow_pickle=False).shape[1:3]
-        first, second = moments[rows].sum(axis=0) / (len(rows) * height * width)
-        std = np.sqrt(np.maximum(second - first**2, 0)) / 255
-        # A constant channel would divide by zero; one grey level is the smallest deviation a pixel can show.
-        return tuple(map(float, first / 255)), tuple(map(float, np.maximum(std, 1 / 255)))
+        return mean_and_std(moments[rows].sum(axis=0), len(rows) * height * width)
+
+
+def mean_and_std(sums: NDArray[np.int64], pixels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Per channel, of pixel / 255, from the sum and the sum of squares of so many pixels."""
+    first, second = sums / pixels
+    std = np.sqrt(np.maximum(second - first**2, 0)) / 255
+    # A constant channel would divide by zero; one grey level is the smallest deviation a pixel can show.
+    return tuple(map(float, first / 255)), tuple(map(float, np.maximum(std, 1 / 255)))
 
 
 def cache_root(cache: Path | None = None) -> Path:
