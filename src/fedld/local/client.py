@@ -59,6 +59,7 @@ class LocalClient:
     message: Tree = field(default_factory=dict)
     state: Tree = field(default_factory=dict)
     steps: int = 0
+    travel: float = 0.0
     loss_sum: float = 0.0
     loss_count: int = 0
 
@@ -92,9 +93,12 @@ class LocalClient:
         """SGD over the client's samples: the only training loop there is.
 
         `correction` edits the gradient before the step, `only` names the parameters that move.
+        `travel` grows by lr times the sum of the weights with which the gradients entered the step, so that
+        (w - w_i) / travel is their weighted mean: K lr for plain SGD, more with momentum.
         """
         setting, flat = self.training, self.flat
-        optimiser = _optimiser(flat, lr or setting.lr, setting, only)
+        rate, first = lr or setting.lr, self.steps
+        optimiser = _optimiser(flat, rate, setting, only)
         generator = torch_generator(self.seed, "augment", self.round, self.name, self.steps)
         training_mode(self.model, setting.buffers)
         total = torch.zeros((), device=flat.vector.device)
@@ -114,6 +118,7 @@ class LocalClient:
                 self.loss_count += len(labels)
                 total += value.detach() * len(labels)
         self.loss_sum += total.item()
+        self.travel += rate * accumulation(self.steps - first, setting.momentum)
 
     def _epochs(self, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
         for _ in range(epochs):
@@ -130,6 +135,17 @@ class LocalClient:
             kept["private"] = layout.private_part(vector)
         metrics = {"steps": float(self.steps), "train_loss": self.loss_sum / max(self.loss_count, 1)}
         return Reply(update, message or {}, kept, metrics)
+
+
+def accumulation(steps: int, momentum: float) -> float:
+    """Sum of the weights of all gradients in K steps of SGD: |a_i|_1 of FedNova (Wang et al. 2020).
+
+    Gradient j of K enters with weight 1 + b + .. + b^(K-j).
+
+    >>> accumulation(3, 0.0), accumulation(3, 0.5)
+    (3.0, 4.25)
+    """
+    return sum((1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1))
 
 
 def training_mode(model: nn.Module, buffers: str) -> None:

@@ -125,7 +125,10 @@ class Method:
 
     def loss(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         """The objective on the model's logits."""
-        logits = model(images)
+        return self.judge(model(images), labels)
+
+    def judge(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The objective, in float32 or better also where the network computes in bfloat16."""
         return self.objective(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels)
 
     def aggregate(self, replies: Replies) -> Aggregate:

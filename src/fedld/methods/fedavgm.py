@@ -1,0 +1,27 @@
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedld.layout import Layout
+from fedld.methods.base import Card, Method, Replies, Server
+
+
+@dataclass(frozen=True)
+class FedAvgM(Method):
+    """FedAvg with momentum on the server: v <- beta v + aggregate, w <- w + eta v."""
+
+    beta: float = 0.9
+    eta: float = 1.0
+
+    card: ClassVar[Card] = Card("FedAvgM", "Hsu et al. 2019")
+
+    def init(self, weights: Tensor, layout: Layout, clients: int) -> Server:
+        """No velocity."""
+        return Server(weights, {"velocity": torch.zeros_like(weights[: layout.shared])})
+
+    def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
+        """Step along the velocity."""
+        velocity = self.beta * server.extra["velocity"] + update
+        return super().step(replace(server, extra={"velocity": velocity}), replies, self.eta * velocity)

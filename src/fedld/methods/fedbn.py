@@ -1,0 +1,40 @@
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from fedld.local import LocalClient, Reply
+from fedld.methods.base import Card, Method, Replies, Server
+from fedld.models import batchnorm_names
+
+
+@dataclass(frozen=True)
+class FedBN(Method):
+    """FedAvg in which every BatchNorm module (found by type) stays with its client.
+
+    A client trains and predicts with its own BatchNorm, kept also while it is not sampled. A copy of those numbers
+    goes to the server, which never gives them to another client in training: their mean completes the global
+    model and is what a client starts from that has none yet. On a network without BatchNorm it is FedAvg.
+    """
+
+    card: ClassVar[Card] = Card(
+        "FedBN", "Li et al. 2021", personal="BatchNorm", communication="BatchNorm up, not down"
+    )
+    personalised: ClassVar[bool] = True
+
+    def private(self, model: nn.Module) -> frozenset[str]:
+        """Scale, shift and statistics of every BatchNorm."""
+        return frozenset(batchnorm_names(model))
+
+    def client_update(self, client: LocalClient) -> Reply:
+        """FedAvg's, with a copy of the client's BatchNorm."""
+        client.train(self.loss)
+        own = client.layout.private_part(client.flat.vector)
+        return client.reply(message={"batchnorm": own} if len(own) else {})
+
+    def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
+        """FedAvg's step on the rest; the global model has the mean BatchNorm of this round's clients."""
+        server = super().step(server, replies, update)
+        if "batchnorm" in replies.messages[0]:
+            replies.layout.set_private(server.weights, replies.mean("batchnorm"))
+        return server

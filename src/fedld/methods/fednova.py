@@ -1,0 +1,31 @@
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from fedld.aggregation import Aggregate
+from fedld.local import LocalClient, Reply
+from fedld.methods.base import Card, Method, Replies
+
+
+@dataclass(frozen=True)
+class FedNova(Method):
+    """Normalised averaging: a client that took more steps does not count for more.
+
+    x <- x + sum_i p_i (tau_eff / tau_i) g_i with tau_eff = sum_i p_i tau_i (Eq. 6 and 11 of the paper); tau_i is
+    the number of local steps, or with momentum the sum of the gradients' weights.
+    """
+
+    card: ClassVar[Card] = Card("FedNova", "Wang et al. 2020", communication="one number up")
+
+    def client_update(self, client: LocalClient) -> Reply:
+        """FedAvg's, with tau_i."""
+        client.train(self.loss)
+        tau = client.travel / client.training.lr
+        return client.reply(message={"tau": torch.tensor(tau, dtype=torch.float64)})
+
+    def aggregate(self, replies: Replies) -> Aggregate:
+        """The rule applied to updates of one common length of training."""
+        tau = torch.stack([message["tau"] for message in replies.messages])
+        factor = (replies.p @ tau / tau).to(replies.updates.dtype)
+        return super().aggregate(replace(replies, updates=replies.gradients * factor[:, None]))
