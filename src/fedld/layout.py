@@ -146,7 +146,9 @@ class FlatModel:
                 parameter.data = entry.view(self.vector)
                 parameter.grad = entry.view(self.gradient)
             else:
-                modules[owner]._buffers[leaf] = entry.view(self.vector)
+                # `.data` has a version counter of its own: with a shared one, autograd takes the running statistics
+                # of one BatchNorm for a change to those that another saved for its backward pass.
+                modules[owner]._buffers[leaf] = entry.view(self.vector.data)
 
     @property
     def weights(self) -> Tensor:
