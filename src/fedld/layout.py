@@ -146,8 +146,8 @@ class FlatModel:
                 parameter.data = entry.view(self.vector)
                 parameter.grad = entry.view(self.gradient)
             else:
-                # `.data` has a version counter of its own: with a shared one, autograd takes the running statistics
-                # of one BatchNorm for a change to those that another saved for its backward pass.
+                # `.data` has a version counter of its own: with a shared one, autograd takes a running update
+                # of one BatchNorm for a change to what another saved for its backward pass.
                 modules[owner]._buffers[leaf] = entry.view(self.vector.data)
 
     @property
