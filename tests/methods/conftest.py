@@ -1,0 +1,130 @@
+"""A federation small enough to check by hand: full-batch models in float64, driven without the engine."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedld.layout import FlatModel, Layout
+from fedld.local import LocalClient, Training
+from fedld.methods import Replies
+
+
+class FullBatch:
+    """All samples in one batch."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def shuffled(self, size, generator):
+        yield self.images, self.labels
+
+    def in_order(self, size):
+        yield self.images, self.labels
+
+
+@dataclass
+class Federation:
+    """Clients with their states; `round(i, j, ..)` runs one round with those clients."""
+
+    method: object
+    model: nn.Module
+    data: list
+    training: list
+    sizes: tuple
+    states: dict = field(default_factory=dict)
+    rounds: int = 0
+
+    def __post_init__(self):
+        self.method.check(self.model)
+        self.model = self.method.adapt(self.model)
+        self.layout = Layout.of(self.model, self.method.private(self.model))
+        self.flat = FlatModel(self.model, self.layout)
+        self.server = self.method.init(self.flat.vector.clone(), self.layout, len(self.data))
+        self.replies = None
+
+    def load(self, i):
+        """As the engine's worker loads a client: global or own weights, then what is private."""
+        message = {**self.method.broadcast(self.server), **self.method.personal(self.server, i)}
+        self.flat.load(message.pop("weights", self.server.weights))
+        state = dict(self.states.get(i, {}))
+        if "private" in state:
+            self.layout.set_private(self.flat.vector, state.pop("private"))
+        if "private" in message:
+            self.flat.vector[self.layout.shared : self.layout.trainable] = message.pop("private")
+        return message, state
+
+    def client(self, i):
+        message, state = self.load(i)
+        return LocalClient(
+            f"c{i}", self.rounds, self.flat, self.data[i], self.training[i], 0, message, state
+        )
+
+    def round(self, *clients):
+        clients = clients or tuple(range(len(self.data)))
+        self.rounds += 1
+        found = []
+        for i in clients:
+            found.append(self.method.client_update(self.client(i)))
+            if found[-1].state:
+                self.states[i] = found[-1].state
+        self.replies = Replies(
+            self.layout,
+            clients,
+            tuple(f"c{i}" for i in clients),
+            tuple(self.sizes[i] for i in clients),
+            torch.stack([reply.update for reply in found]),
+            [reply.message for reply in found],
+            tuple(reply.metrics["steps"] for reply in found),
+        )
+        self.server, self.combined = self.method.server_update(self.server, self.replies)
+        return self.server.weights[: self.layout.trainable].clone()
+
+
+@pytest.fixture
+def oracle():
+    """Arrays of one oracle file by key."""
+    from pathlib import Path
+
+    folder = Path(__file__).parents[1] / "oracles"
+    return lambda name: np.load(folder / f"{name}.npz", allow_pickle=False)
+
+
+@pytest.fixture
+def softmax_regression(oracle):
+    """The three clients of local_traces.npz under a method; steps a round and sizes may differ by client."""
+    traces = oracle("local_traces")
+
+    def make(method, steps=(4, 4, 4), sizes=(1, 1, 1), **setting):
+        model = nn.Linear(4, 3).double()
+        w0 = torch.from_numpy(traces["w0"])
+        with torch.no_grad():
+            model.weight.copy_(w0[:12].view(3, 4))
+            model.bias.copy_(w0[12:])
+        base = replace(Training(lr=float(traces["lr"])), **setting)
+        data = [FullBatch(torch.from_numpy(x), torch.from_numpy(y)) for x, y in zip(traces["X"], traces["Y"], strict=True)]
+        return Federation(method, model, data, [replace(base, epochs=k) for k in steps], sizes)
+
+    return make
+
+
+@pytest.fixture
+def images():
+    """Random images of two classes for some clients, under a method and a model."""
+
+    def make(method, model, clients=3, samples=12, size=8, dtype=torch.float64, **setting):
+        generator = torch.Generator().manual_seed(3)
+        data = []
+        for _ in range(clients):
+            labels = torch.arange(samples) % 2
+            pixels = torch.randn(samples, 3, size, size, generator=generator, dtype=dtype)
+            data.append(FullBatch(pixels + labels.to(dtype)[:, None, None, None] * 0.5, labels))
+        training = [Training(lr=0.05, **setting)] * clients
+        return Federation(method, model.to(dtype), data, training, (samples,) * clients)
+
+    return make
