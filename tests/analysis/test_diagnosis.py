@@ -101,7 +101,7 @@ def test_names_the_conflict_of_two_opposed_groups(seed, rule):
     assert groups == {frozenset(SITES[:3]), frozenset(SITES[3:])}
     assert "two opposed groups" in finding.sentence
     assert finding.thresholds == {
-        name: THRESHOLDS[name].value for name in ("opposed_cosine", "minority_weight")
+        name: THRESHOLDS[name].value for name in ("opposed_cosine", "agreeing_cosine", "minority_weight")
     }
     assert "label_skew" not in found or found["label_skew"].numbers["skew"] >= 0.2
 

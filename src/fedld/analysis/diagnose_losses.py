@@ -57,7 +57,8 @@ def costs(evidence: Evidence) -> Iterator[Finding]:
     now = _last(evidence)
     if now is None:
         return
-    if _costs(now, "shift"):
+    # Averaging usually repairs part of the shift (aggregation < 0); only what is left of it costs.
+    if _costs(now, "shift", repaired=min(now.aggregation, 0.0)):
         yield _shift(evidence, now)
     if _costs(now, "aggregation"):
         worst, share = evidence.name(now.most_hurt), now.aggregation / now.total
@@ -92,7 +93,8 @@ def clients(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _shift(evidence: Evidence, now: Decomposition) -> Finding:
-    worst, share = evidence.name(now.worst_shift), now.shift / now.total
+    worst, repaired = evidence.name(now.worst_shift), max(-now.aggregation, 0.0)
+    left = now.shift - repaired
     advice = ADVICE["shift"]
     if evidence.labels_agree:
         advice = (
@@ -101,9 +103,10 @@ def _shift(evidence: Evidence, now: Decomposition) -> Finding:
         )
     return warning(
         "shift_costs",
-        f"Distribution shift adds {now.shift:.3f} to the global loss ({share:.0%} of it): local models do "
-        f"worse away from home, that of {worst} most.",
-        {"shift": now.shift, "total": now.total, "client": worst, "labels_agree": evidence.labels_agree},
+        f"Distribution shift adds {now.shift:.3f} to the loss, of which averaging repairs {repaired:.3f} and "
+        f"{left:.3f} stay ({left / now.total:.0%} of the global loss): local models do worse away from home, "
+        f"that of {worst} most.",
+        {"shift": now.shift, "left": left, "total": now.total, "client": worst},
         ("shift_share", "loss_floor", "standard_errors"),
         advice,
     )
@@ -114,11 +117,11 @@ def _last(evidence: Evidence) -> Decomposition | None:
     return finite[-1] if finite else None
 
 
-def _costs(now: Decomposition, term: str) -> bool:
+def _costs(now: Decomposition, term: str, repaired: float = 0.0) -> bool:
     """Large as a share and in itself, and not explained by the error of an estimate."""
     value: float = getattr(now, term)
     noise = limit("standard_errors") * now.standard_error[term] if now.standard_error else 0.0
-    return value >= max(limit(f"{term}_share") * now.total, limit("loss_floor"), noise)
+    return value + repaired >= max(limit(f"{term}_share") * now.total, limit("loss_floor")) and value >= noise
 
 
 def _move(before: float, now: float) -> str:

@@ -15,7 +15,7 @@ def opposed_groups(evidence: Evidence) -> Iterator[Finding]:
     found = split(evidence.reports) if evidence.reports else None
     if found is None or found.between > limit("opposed_cosine"):
         return
-    if found.minority_weight < limit("minority_weight"):
+    if found.within < limit("agreeing_cosine") or found.minority_weight < limit("minority_weight"):
         return
     votes = [_first_axis(report) for report in evidence.reports]
     one, other = listing(found.majority), listing(found.minority)
@@ -32,7 +32,7 @@ def opposed_groups(evidence: Evidence) -> Iterator[Finding]:
             "first_axis_weight_for": float(np.median([v[0] for v in votes])),
             "first_axis_weight_against": float(np.median([v[1] for v in votes])),
         },
-        ("opposed_cosine", "minority_weight"),
+        ("opposed_cosine", "agreeing_cosine", "minority_weight"),
         "The first principal axis is this conflict and its votes cancel: compare the principal rule with the "
         "plain mean or FedGH; if the groups' tasks truly differ, use personal layers (FedBN, FedPAC).",
     )

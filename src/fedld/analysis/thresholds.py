@@ -18,6 +18,7 @@ THRESHOLDS: dict[str, Threshold] = {
     "size_imbalance": Threshold(1.0, "standard deviation over mean of the sizes from which sizes differ"),
     "feature_shift": Threshold(0.5, "distance of mean features beyond chance, in spreads inside a client"),
     "opposed_cosine": Threshold(-0.1, "mean cosine across the split up to which two groups are opposed"),
+    "agreeing_cosine": Threshold(0.1, "mean cosine inside the sides from which they are groups"),
     "minority_weight": Threshold(0.1, "share of the samples from which the smaller side is a group"),
     "conflict_cosine": Threshold(-0.05, "cosine below which two updates are in conflict"),
     "conflict_rate": Threshold(0.25, "share of pairs in conflict from which conflict is common"),
@@ -25,9 +26,11 @@ THRESHOLDS: dict[str, Threshold] = {
     "norm_ratio": Threshold(0.5, "length of the step, in that of the plain average, below which it shrinks"),
     "cosine_to_average": Threshold(0.5, "cosine of the step to the plain average below which it turns away"),
     "client_cosine": Threshold(-0.05, "median cosine to the step below which a client is overruled"),
-    "sign_margin": Threshold(0.001, "sign margin below which a vote on an axis may flip"),
-    "eigen_gap": Threshold(0.001, "relative eigen-gap below which axes are not unique"),
-    "shift_share": Threshold(0.25, "share of the global loss from which shift costs"),
+    "sign_margin": Threshold(0.00001, "sign margin below which a vote on an axis may flip"),
+    "eigen_gap": Threshold(0.00001, "relative eigen-gap below which axes are not unique"),
+    "shift_share": Threshold(
+        0.25, "share of the global loss, after what averaging repairs, from which shift costs"
+    ),
     "aggregation_share": Threshold(0.1, "share of the global loss from which aggregation costs"),
     "loss_floor": Threshold(0.1, "loss below which a term is too small to matter"),
     "client_share": Threshold(0.1, "change by aggregation, in the global loss, from which a client counts"),
