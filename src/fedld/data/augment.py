@@ -43,7 +43,9 @@ class Augmentation:
             return images
         affine = self.draw(len(images), generator, images.shape[-1] / images.shape[-2]).to(images)
         grid = functional.affine_grid(affine, list(images.shape), align_corners=False)
-        result = functional.grid_sample(images, grid, padding_mode="zeros", align_corners=False)
+        # Zero padding would also dim the outermost pixels of a crop at the border: replicate, then blank.
+        result = functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
+        result = result * (grid.abs() <= 1).all(dim=-1)[:, None]
         channels_last = images.is_contiguous(memory_format=torch.channels_last)
         return result.contiguous(
             memory_format=torch.channels_last if channels_last else torch.contiguous_format
