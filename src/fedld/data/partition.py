@@ -38,12 +38,14 @@ def partition(
         case "dirichlet":
             return dirichlet(labels, clients, alpha, min_size=min_size, seed=seed)
         case "dirichlet-sslfl":
-            return dirichlet_sslfl(labels, clients, alpha, min_size=min_size, seed=2022 + seed)
+            return dirichlet_sslfl(labels, clients, alpha, min_size=min_size, seed=(2022 + seed) % 2**32)
         case "quantity":
             return quantity(labels, clients, alpha, min_size=min_size, seed=seed)
         case "classes":
             return classes(labels, clients, classes_per_client, min_size=min_size, seed=seed)
-    raise FedLDError(f"There is no partition '{name}': {nearest(name, list(PARTITIONS))}.")
+    raise FedLDError(
+        f"There is no partition '{name}': {nearest(name, [*PARTITIONS, 'auto', 'site', 'column:NAME'])}."
+    )
 
 
 def iid(labels: Indices, clients: int, *, min_size: int = 10, seed: int = 0) -> list[Indices]:

@@ -1,8 +1,9 @@
 """The cache: a dataset decoded once into a folder of arrays that every process can map.
 
-A folder holds images.npy (uint8, N H W C), labels.npy, moments.npy (per image and channel: sum and sum of
-squares), split.npy ('train', 'test', 'draw': by the seed, '': not used), one column_K.npy for each further
-text column, and table.json. It is built aside and renamed, so that it is complete or absent.
+A folder holds images.npy (uint8, N H W C), labels.npy, split.npy ('train', 'test', 'draw': by the seed, '': not
+used), one column_K.npy for each further text column, table.json, and, unless the dataset gives mean and std,
+moments.npy (sum and sum of squares of every image and channel). It is built aside and renamed, so that it is
+complete or absent.
 """
 
 import json
@@ -115,7 +116,8 @@ def write_table(
     else:
         np.save(folder / "images.npy", images)
     np.save(folder / "labels.npy", labels)
-    np.save(folder / "moments.npy", _moments(images))
+    if "mean" not in facts:
+        np.save(folder / "moments.npy", _moments(images))
     np.save(folder / "split.npy", split)
     names = sorted(columns or {})
     for position, name in enumerate(names):
@@ -145,8 +147,7 @@ def read_table(folder: Path) -> Table:
 
 def _moments(images: NDArray[np.uint8]) -> NDArray[np.int64]:
     moments = np.empty((len(images), 2, images.shape[-1]), np.int64)
-    for start in range(0, len(images), 64):
-        block = images[start : start + 64].astype(np.int64)
-        moments[start : start + 64, 0] = block.sum(axis=(1, 2))
-        moments[start : start + 64, 1] = (block * block).sum(axis=(1, 2))
+    for row, image in enumerate(images):
+        wide = image.astype(np.int64)
+        moments[row] = wide.sum(axis=(0, 1)), (wide * wide).sum(axis=(0, 1))
     return moments
