@@ -1,7 +1,7 @@
 """The cache: a dataset decoded once into a folder of arrays that every process can map.
 
-A folder holds images.npy (uint8, N H W C), labels.npy, split.npy ('train', 'test', 'draw': by the seed, '': not
-used), one column_K.npy for each further text column, table.json, and, unless the dataset gives mean and std,
+A folder holds images.npy (uint8, N H W C), labels.npy, split.npy ('train', 'test', 'draw': by the seed, '':
+unused), one column_K.npy for each further text column, table.json, and, if mean and std are not given,
 moments.npy (sum and sum of squares of every image and channel). It is built aside and renamed, so that it is
 complete or absent.
 """
