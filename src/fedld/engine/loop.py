@@ -7,14 +7,14 @@ go to the workers together: nobody waits for an evaluation.
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from safetensors.torch import save
 
 from fedld import __version__
-from fedld.data import load
+from fedld.data import Federation, load
 from fedld.engine import cross
 from fedld.engine.checkpoint import Checkpoint, kept_states, load_checkpoint, save_checkpoint
 from fedld.engine.cross import Member
@@ -41,7 +41,36 @@ from fedld.methods import Replies, Server
 from fedld.seeds import numpy_generator
 
 Progress = Callable[[Line], None]
-MakeBackend = Callable[[Setup, Arena], Backend]
+
+
+class Engine(Protocol):
+    """Where a run happens: whose data it trains on and who does the work."""
+
+    def federation(self, experiment: Experiment) -> Federation:
+        """The clients and the test set."""
+        ...
+
+    def backend(self, setup: Setup, arena: Arena) -> Backend:
+        """Who runs the jobs."""
+        ...
+
+
+class Local:
+    """This machine: the dataset's clients, worker processes (or this process when `workers` is 0)."""
+
+    def federation(self, experiment: Experiment) -> Federation:
+        """The dataset, divided among clients."""
+        return load(experiment.data_spec())
+
+    def backend(self, setup: Setup, arena: Arena) -> Backend:
+        """Persistent workers, one a core unless told."""
+        workers = setup.experiment.workers
+        if workers is None:
+            workers = torch.multiprocessing.cpu_count() if setup.experiment.device == "cpu" else 1
+        return WorkerPool(setup, arena, workers) if workers else InProcess(setup, arena)
+
+
+LOCAL = Local()
 
 
 class Interrupted(FedLDError):  # noqa: N818 (not an error of anybody's)
@@ -52,55 +81,53 @@ def quiet(_: Line) -> None:
     """Progress that nobody watches."""
 
 
-def run(experiment: Experiment, out: Path, *, progress: Progress = quiet) -> Line:
+def run(experiment: Experiment, out: Path, *, progress: Progress = quiet, engine: Engine = LOCAL) -> Line:
     """Run an experiment into a new directory; returns the summary.
 
     Data, method and model are checked before the directory is touched.
     """
-    setup, server = prepare(experiment, out / "states")
+    setup, server = prepare(experiment, out / "states", engine)
     directory = RunDirectory(out)
     try:
         directory.begin(experiment.to_toml())
-        return Run(setup, server, directory, progress, make_backend).go()
+        return Run(setup, server, directory, progress, engine).go()
     finally:
         directory.close()
 
 
-def resume(out: Path, *, progress: Progress = quiet, warn: Callable[[str], None] = print) -> Line:
+def resume(
+    out: Path,
+    *,
+    progress: Progress = quiet,
+    warn: Callable[[str], None] = print,
+    engine: Engine = LOCAL,
+) -> Line:
     """Continue a run after its newest whole checkpoint; a finished run is left as it is."""
     if not (out / "config.toml").exists():
         raise FedLDError(f"'{out}' holds no run to resume")
     if (out / "summary.json").exists():
         return read_lines(out / "summary.json")[0]
-    setup, server = prepare(make_experiment(read_toml(out / "config.toml")), out / "states")
+    setup, server = prepare(make_experiment(read_toml(out / "config.toml")), out / "states", engine)
     directory = RunDirectory(out)
     try:
         checkpoint, warnings = load_checkpoint(out / "checkpoints")
         for warning in warnings:
             warn(warning)
         directory.truncate(checkpoint.offsets if checkpoint else {})
-        return Run(setup, server, directory, progress, make_backend, checkpoint).go()
+        return Run(setup, server, directory, progress, engine, checkpoint).go()
     finally:
         directory.close()
 
 
-def prepare(experiment: Experiment, states: Path) -> tuple[Setup, Server]:
+def prepare(experiment: Experiment, states: Path, engine: Engine = LOCAL) -> tuple[Setup, Server]:
     """Data, method and model of an experiment, checked; and the server's first state."""
     method = experiment.make_method()
-    federation = method.federation(load(experiment.data_spec()))
+    federation = method.federation(engine.federation(experiment))
     sample(experiment, len(federation.clients), 1)
     model = initial_model(experiment, method, federation)
     layout = make_layout(experiment, method, model)
     server = method.init(layout.flatten(model), layout, len(federation.clients))
     return Setup(experiment, method, federation, layout, states), server
-
-
-def make_backend(setup: Setup, arena: Arena) -> Backend:
-    """Worker processes, or this process when `workers` is 0."""
-    workers = setup.experiment.workers
-    if workers is None:
-        workers = torch.multiprocessing.cpu_count() if setup.experiment.device == "cpu" else 1
-    return WorkerPool(setup, arena, workers) if workers else InProcess(setup, arena)
 
 
 def sample(experiment: Experiment, clients: int, round_: int) -> list[int]:
@@ -123,7 +150,7 @@ class Run:
         server: Server,
         directory: RunDirectory,
         progress: Progress,
-        backend: MakeBackend,
+        engine: Engine,
         start: Checkpoint | None = None,
     ) -> None:
         self.clock = time.perf_counter()
@@ -136,7 +163,7 @@ class Run:
             self.server, self.state_rounds = start.server, list(start.state_rounds)
             self.round, self.seconds, self.pending = start.round, start.seconds, start.pending
         self.arena = allocate(setup, len(sample(setup.experiment, len(setup.sizes), 1)))
-        self.backend = backend(setup, self.arena)
+        self.backend = engine.backend(setup, self.arena)
 
     def go(self) -> Line:
         """Rounds until the last."""
