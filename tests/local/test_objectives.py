@@ -33,6 +33,11 @@ def test_value_and_gradient(case, kind, key):
     np.testing.assert_allclose(logits.grad.numpy(), FILE[f"{case}/{key}_grad_float64"], **CLOSE)
 
 
+def binary(objective, f):
+    """Two logits (0, f) with label 1: margin f, squared norm f^2."""
+    return objective(torch.stack([torch.zeros_like(f), f])[None], torch.tensor([1])).item()
+
+
 @pytest.mark.parametrize(
     ("objective", "key"),
     [
@@ -44,8 +49,7 @@ def test_value_and_gradient(case, kind, key):
     ],
 )
 def test_binary_margins(objective, key):
-    """Two logits (0, f) with label 1 have the margin f."""
-    found = [objective(torch.stack([torch.zeros_like(f), f])[None], torch.tensor([1])).item() for f in F_MARGIN]
+    found = [binary(objective, f) for f in F_MARGIN]
     np.testing.assert_allclose(found, FILE[f"puli/{key}"], **CLOSE)
 
 
@@ -54,8 +58,7 @@ def test_binary_margins(objective, key):
     [(MarginLog(lam=0.5), "marg_log_lam0.5"), (SpectralDecoupling(lam=0.5), "spectral_decoupling_lam0.5")],
 )
 def test_binary_penalties(objective, key):
-    """With logits (0, f), |f|^2 is the square of the one binary logit."""
-    found = [objective(torch.stack([torch.zeros_like(f), f])[None], torch.tensor([1])).item() for f in F_MARGIN]
+    found = [binary(objective, f) for f in F_MARGIN]
     np.testing.assert_allclose(found, FILE[f"puli/{key}"], **CLOSE)
 
 

@@ -61,9 +61,7 @@ class Federation:
 
     def client(self, i):
         message, state = self.load(i)
-        return LocalClient(
-            f"c{i}", self.rounds, self.flat, self.data[i], self.training[i], 0, message, state
-        )
+        return LocalClient(f"c{i}", self.rounds, self.flat, self.data[i], self.training[i], 0, message, state)
 
     def round(self, *clients):
         clients = clients or tuple(range(len(self.data)))
@@ -107,7 +105,8 @@ def softmax_regression(oracle):
             model.weight.copy_(w0[:12].view(3, 4))
             model.bias.copy_(w0[12:])
         base = replace(Training(lr=float(traces["lr"])), **setting)
-        data = [FullBatch(torch.from_numpy(x), torch.from_numpy(y)) for x, y in zip(traces["X"], traces["Y"], strict=True)]
+        pairs = zip(traces["X"], traces["Y"], strict=True)
+        data = [FullBatch(torch.from_numpy(x), torch.from_numpy(y)) for x, y in pairs]
         return Federation(method, model, data, [replace(base, epochs=k) for k in steps], sizes)
 
     return make

@@ -49,6 +49,8 @@ def test_it_differs_from_fedavg_only_by_what_is_private(images):
 
 
 def test_without_batchnorm_it_is_fedavg(images):
-    plain = [images(METHODS[name], build("cnn", classes=2, image_size=8, seed=0)) for name in ("fedbn", "fedavg")]
+    plain = [
+        images(METHODS[name], build("cnn", classes=2, image_size=8, seed=0)) for name in ("fedbn", "fedavg")
+    ]
     for _ in range(2):
         assert torch.equal(plain[0].round(), plain[1].round())

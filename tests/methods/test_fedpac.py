@@ -55,7 +55,9 @@ def test_every_client_gets_its_own_mixture_and_unsampled_ones_keep_theirs(images
     federation.load(2)
     torch.testing.assert_close(federation.flat.weights[federation.layout.shared :], heads[2])
     mean = torch.stack([m["head"] for m in federation.replies.messages]).mean(0)
-    torch.testing.assert_close(federation.server.weights[federation.layout.shared : federation.layout.trainable], mean)
+    torch.testing.assert_close(
+        federation.server.weights[federation.layout.shared : federation.layout.trainable], mean
+    )
 
 
 def test_alignment_pulls_towards_known_prototypes_only():
@@ -82,4 +84,6 @@ def test_prototypes_are_weighted_by_class_counts(images):
     federation.round()
     messages, found = federation.replies.messages, federation.server.extra["prototypes"]
     torch.testing.assert_close(found[1], messages[0]["prototypes"][1])
-    torch.testing.assert_close(found[0], (6 * messages[0]["prototypes"][0] + 12 * messages[1]["prototypes"][0]) / 18)
+    torch.testing.assert_close(
+        found[0], (6 * messages[0]["prototypes"][0] + 12 * messages[1]["prototypes"][0]) / 18
+    )

@@ -1,4 +1,4 @@
-"""Whole trajectories against local_traces.npz, float64, 1e-10; each would break with its method's own line."""
+"""Whole trajectories against local_traces.npz, float64, 1e-10."""
 
 import numpy as np
 import pytest

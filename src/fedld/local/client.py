@@ -48,7 +48,7 @@ class Reply:
 
 @dataclass
 class LocalClient:
-    """One client in one round: its model (already the incoming one), samples, state and the server's message."""
+    """One client in one round: its model (already the incoming one), samples, state, the server's message."""
 
     name: str
     round: int
@@ -103,7 +103,10 @@ class LocalClient:
         training_mode(self.model, setting.buffers)
         total = torch.zeros((), device=flat.vector.device)
         # The global generator serves dropout and sampled features only, and is put back afterwards.
-        with _seeded(derive(self.seed, "noise", self.round, self.name, self.steps)), _trainable(self.model, only):
+        with (
+            _seeded(derive(self.seed, "noise", self.round, self.name, self.steps)),
+            _trainable(self.model, only),
+        ):
             for images, labels in self._epochs(setting.epochs if epochs is None else epochs):
                 if setting.augment is not None:
                     images = setting.augment(images, generator)
@@ -157,7 +160,9 @@ def training_mode(model: nn.Module, buffers: str) -> None:
                 module.eval()
 
 
-def _optimiser(flat: FlatModel, lr: float, setting: Training, only: Collection[str] | None) -> torch.optim.SGD:
+def _optimiser(
+    flat: FlatModel, lr: float, setting: Training, only: Collection[str] | None
+) -> torch.optim.SGD:
     """Plain SGD on the flat vector: one fused kernel for the whole model, a fresh momentum each round."""
     entries = [e for e in flat.layout.entries if e.kind == "parameter" and (only is None or e.name in only)]
     spans = [slice(e.start, e.start + e.size) for e in entries] if only is not None else [slice(None)]
@@ -166,7 +171,9 @@ def _optimiser(flat: FlatModel, lr: float, setting: Training, only: Collection[s
         part = flat.weights[span].detach()
         part.grad = flat.gradient[span]
         parts.append(part)
-    return torch.optim.SGD(parts, lr, momentum=setting.momentum, weight_decay=setting.weight_decay, fused=True)
+    return torch.optim.SGD(
+        parts, lr, momentum=setting.momentum, weight_decay=setting.weight_decay, fused=True
+    )
 
 
 @contextmanager

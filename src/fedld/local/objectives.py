@@ -28,6 +28,7 @@ class MarginLog(Objective):
     lam: float = 0.1
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """CE plus the logarithmic penalty."""
         return F.cross_entropy(logits, labels) + self.lam * torch.log1p(logits.square().sum(1)).mean()
 
 
@@ -35,12 +36,13 @@ class MarginLog(Objective):
 class Official(Objective):
     """The released code's term: softmax probabilities and one norm over the whole batch.
 
-    It depends on the batch size and moves by at most 0.067 (lam 0.1, batch 50, two classes); for comparison only.
+    It depends on the batch size and moves by at most 0.067 (lam 0.1, batch 50, two classes): a comparison.
     """
 
     lam: float = 0.1
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """CE plus the penalty on the batch of probabilities."""
         return F.cross_entropy(logits, labels) + self.lam * torch.log1p(logits.softmax(1).square().sum())
 
 
@@ -51,6 +53,7 @@ class SpectralDecoupling(Objective):
     lam: float = 0.01
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """CE plus the squared logits."""
         return F.cross_entropy(logits, labels) + self.lam * logits.square().sum(1).mean()
 
 
@@ -62,6 +65,7 @@ class Threshold(Objective):
     margin: float = 2.0
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """CE plus what exceeds the margin."""
         excess = F.relu(logits.square().sum(1) - self.margin**2)
         return F.cross_entropy(logits, labels) + self.lam * excess.mean()
 
@@ -74,6 +78,7 @@ class SigmaDamp(Objective):
     scale: float = 1.278
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Loss of the damped margins."""
         m = self.scale * margin(logits, labels)
         return F.softplus(-self.temperature * m * torch.sigmoid(-m)).mean()
 
@@ -85,6 +90,7 @@ class SigmaStitch(Objective):
     temperature: float = 1.0
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Loss of the folded margins."""
         m = margin(logits, labels)
         return F.softplus(-self.temperature * torch.where(m < 1, m, 2 - m)).mean()
 

@@ -47,7 +47,7 @@ class Samples:
         A last batch of one sample joins the one before it: BatchNorm has no variance for a single value.
         """
         order = torch.randperm(len(self), generator=generator)
-        parts = list(order.split(size))
+        parts = list(torch.split(order, size))
         if len(parts) > 1 and len(parts[-1]) == 1:
             parts[-2:] = [torch.cat(parts[-2:])]
         for part in parts:

@@ -31,7 +31,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Server:
-    """The server's state: the global model's vector (private parts: what an unseen client starts from) and extras."""
+    """The global model's vector (its private parts: what an unseen client starts from) and extras."""
 
     weights: Tensor
     extra: Tree = field(default_factory=dict)
@@ -67,7 +67,8 @@ class Replies:
         """Weighted mean (by size unless told) of one entry of the clients' messages."""
         weights = self.p if p is None else p
         stacked = torch.stack([message[key] for message in self.messages])
-        return torch.tensordot(weights.to(stacked.dtype), stacked, dims=1)
+        mean: Tensor = torch.tensordot(weights.to(stacked.dtype), stacked, dims=1)
+        return mean
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Method:
         """The federation this method trains on; `central` pools the clients here."""
         return federation
 
-    def check(self, model: nn.Module) -> None:  # noqa: B027 (most methods take any model)
+    def check(self, model: nn.Module) -> None:
         """Refuse a model that this method cannot train, before anything runs."""
 
     def adapt(self, model: nn.Module) -> nn.Module:
@@ -110,7 +111,7 @@ class Method:
         return {}
 
     def personal(self, server: Server, client: int) -> Tree:
-        """What one client gets for itself: `weights` replace the global ones, `private` its private parameters."""
+        """What one client gets for itself; `weights` replace the global, `private` its private parameters."""
         return {}
 
     def client_update(self, client: LocalClient) -> Reply:

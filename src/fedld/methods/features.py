@@ -15,13 +15,13 @@ BATCH = 256
 def as_model(network: nn.Module) -> Model:
     """The network as one with features (`embed`) and a linear `head`."""
     if not isinstance(network, Model):
-        raise FedLDError(f"this method needs a network with features and a head, not {type(network).__name__}")
+        raise FedLDError(f"this method needs features and a head, not {type(network).__name__}")
     return network
 
 
 @dataclass(frozen=True)
 class ClassFeatures:
-    """Counts (C,), mean features (C, F) and mean |f|^2 (C,) of a client's training samples; zero without samples."""
+    """Counts (C,), mean features (C, F) and mean |f|^2 (C,) of the training samples; zero without any."""
 
     counts: Tensor
     means: Tensor

@@ -12,9 +12,9 @@ from fedld.models import batchnorm_names
 class FedBN(Method):
     """FedAvg in which every BatchNorm module (found by type) stays with its client.
 
-    A client trains and predicts with its own BatchNorm, kept also while it is not sampled. A copy of those numbers
-    goes to the server, which never gives them to another client in training: their mean completes the global
-    model and is what a client starts from that has none yet. On a network without BatchNorm it is FedAvg.
+    A client trains and predicts with its own BatchNorm, kept also while it is not sampled. A copy of those
+    numbers goes to the server: their mean completes the global model and is what a client starts from that
+    has none yet. On a network without BatchNorm it is FedAvg.
     """
 
     card: ClassVar[Card] = Card(

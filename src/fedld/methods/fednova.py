@@ -12,8 +12,8 @@ from fedld.methods.base import Card, Method, Replies
 class FedNova(Method):
     """Normalised averaging: a client that took more steps does not count for more.
 
-    x <- x + sum_i p_i (tau_eff / tau_i) g_i with tau_eff = sum_i p_i tau_i (Eq. 6 and 11 of the paper); tau_i is
-    the number of local steps, or with momentum the sum of the gradients' weights.
+    x <- x + sum_i p_i (tau_eff / tau_i) g_i with tau_eff = sum_i p_i tau_i; tau_i is the number of local
+    steps, or with momentum the sum of the gradients' weights (|a_i|_1 of the paper).
     """
 
     card: ClassVar[Card] = Card("FedNova", "Wang et al. 2020", communication="one number up")

@@ -19,8 +19,8 @@ from fedld.models import head_names
 class FedPAC(Method):
     """Feature alignment and classifier collaboration (Algorithm 1 of the paper).
 
-    Client:  statistics h, v of the incoming model's features; one epoch for the head; then the body, head frozen,
-             on the objective + lam * MSE(f, global prototype of y)
+    Client:  statistics h, v of the incoming model's features; one epoch for the head; then the body, head
+             frozen, on the objective + lam * MSE(f, global prototype of y)
     Server:  body by the rule, prototypes weighted by class counts, head_i = sum_j a_j head_j with
              a = argmin a'(diag(v) + D_i D_i')a on the simplex, rows of D_i are h_i - h_j
 
@@ -107,7 +107,7 @@ class FedPAC(Method):
 
 
 def statistics(found: ClassFeatures) -> tuple[Tensor, Tensor]:
-    """h_k = py_k mu_k, and v = (sum_k py_k E|f|^2_k - sum_k |h_k|^2) / n, the variance of the mean feature."""
+    """h_k = py_k mu_k and v = (sum_k py_k E|f|^2_k - sum_k |h_k|^2) / n, the variance of the mean."""
     n = found.counts.sum()
     share = found.counts / n
     h = share[:, None] * found.means

@@ -30,7 +30,9 @@ class Scaffold(Method):
 
     def init(self, weights: Tensor, layout: Layout, clients: int) -> Server:
         """Control variate c = 0."""
-        return Server(weights, {"c": torch.zeros_like(weights[: layout.trainable]), "N": torch.tensor(clients)})
+        return Server(
+            weights, {"c": torch.zeros_like(weights[: layout.trainable]), "N": torch.tensor(clients)}
+        )
 
     def broadcast(self, server: Server) -> Tree:
         """The server's control variate."""

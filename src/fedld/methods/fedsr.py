@@ -1,0 +1,67 @@
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedld.methods.base import Card, Method
+from fedld.methods.features import as_model
+
+
+@dataclass(frozen=True)
+class FedSR(Method):
+    """A simple representation: CE on z ~ N(mu(x), sigma(x)) + l2r |z| + cmi KL(z | r_y).
+
+    mu(x) are the network's features; sigma(x) = softplus of one linear layer added on top of them. The
+    reference r_y = N(r_mu, r_sigma) of every class and the scale of z in the KL term are trained and kept by
+    each client. They serve in training only: predictions are head(mu(x)), so the model is a global one.
+    """
+
+    l2r: float = 0.01
+    cmi: float = 5e-4
+
+    card: ClassVar[Card] = Card(
+        "FedSR",
+        "Nguyen et al. 2022",
+        personal="class references, in training only",
+        communication="one linear layer, both ways",
+    )
+
+    def check(self, model: nn.Module) -> None:
+        """It needs features and a head."""
+        as_model(model)
+
+    def adapt(self, model: nn.Module) -> nn.Module:
+        """The network with a layer for sigma(x) and the class references."""
+        head = as_model(model).head
+        classes, features = head.weight.shape
+        spread = nn.Linear(features, features, dtype=head.weight.dtype)
+        for parameter in spread.parameters():
+            nn.init.zeros_(parameter)
+        model.add_module("spread", spread)
+        model.register_parameter("r_mu", nn.Parameter(head.weight.new_zeros(classes, features)))
+        model.register_parameter("r_sigma", nn.Parameter(head.weight.new_ones(classes, features)))
+        model.register_parameter("r_scale", nn.Parameter(head.weight.new_ones(())))
+        return model
+
+    def private(self, model: nn.Module) -> frozenset[str]:
+        """The class references and their scale."""
+        return frozenset({"r_mu", "r_sigma", "r_scale"})
+
+    def loss(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        """The objective on a sampled representation, and its two regularisers."""
+        features = as_model(model).embed(images)
+        mu = features.to(torch.promote_types(features.dtype, torch.float32))
+        sigma = F.softplus(model.get_submodule("spread")(features)).to(mu.dtype)
+        z = mu + sigma * torch.randn_like(mu)
+        scale, r_mu, r_sigma = (model.get_parameter(name) for name in ("r_scale", "r_mu", "r_sigma"))
+        kl = divergence(mu * scale, sigma * scale, r_mu[labels], F.softplus(r_sigma)[labels])
+        length: Tensor = torch.linalg.vector_norm(z, dim=1).mean()
+        return self.judge(as_model(model).head(z), labels) + self.l2r * length + self.cmi * kl
+
+
+def divergence(mu: Tensor, sigma: Tensor, r_mu: Tensor, r_sigma: Tensor) -> Tensor:
+    """KL(N(mu, sigma) | N(r_mu, r_sigma)) with diagonal deviations, mean over the samples."""
+    quadratic = (sigma.square() + (mu - r_mu).square()) / (2 * r_sigma.square())
+    return (r_sigma.log() - sigma.log() + quadratic - 0.5).sum(1).mean()

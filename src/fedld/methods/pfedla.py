@@ -1,0 +1,105 @@
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedld.aggregation import Aggregate
+from fedld.layout import Layout, Tree
+from fedld.methods.base import Card, Method, Replies, Server
+from fedld.seeds import torch_generator
+
+
+@dataclass(frozen=True)
+class PFedLA(Method):
+    """Layer-wise personalised aggregation: client i starts from sum_j alpha_i[l, j] theta_j in every layer l.
+
+    alpha_i comes from a hypernetwork of the client's own on the server, softmax(w2 relu(w1 v_i)), which
+    begins as the plain mean. After training from theta to theta' it descends J'(theta - theta'), J being the
+    Jacobian of the mixture; the client's model becomes theta'. A client that never replied has no model to mix. There
+    is no global model, and the aggregation rule is reported but not used.
+    """
+
+    hn_lr: float = 5e-3
+    embedding: int = 32
+    hidden: int = 32
+
+    card: ClassVar[Card] = Card(
+        "pFedLA",
+        "Ma et al. 2022",
+        personal="the whole model, mixed by the server",
+        communication="-; the server stores every client's model",
+    )
+    personalised: ClassVar[bool] = True
+    has_global: ClassVar[bool] = False
+
+    def init(self, weights: Tensor, layout: Layout, clients: int) -> Server:
+        """Nobody's model yet, and a hypernetwork for everybody."""
+        names = [entry.name.rpartition(".")[0] for entry in layout.entries]
+        layers = list(dict.fromkeys(names))
+        generator = torch_generator(0, "pfedla")
+        scale = self.embedding**-0.5
+        extra = {
+            "models": weights.repeat(clients, 1),
+            "seen": torch.zeros(clients),
+            "layer": torch.tensor([layers.index(name) for name in names]),
+            "length": torch.tensor([entry.size for entry in layout.entries]),
+            "v": torch.randn(clients, self.embedding, generator=generator),
+            "w1": scale * torch.randn(clients, self.hidden, self.embedding, generator=generator),
+            "w2": torch.zeros(clients, len(layers), clients, self.hidden),
+        }
+        return Server(weights, extra)
+
+    def personal(self, server: Server, client: int) -> Tree:
+        """The client's mixture, once there are models to mix."""
+        return {"weights": mixture(server.extra, client)} if server.extra["seen"].any() else {}
+
+    def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
+        """Each client's hypernetwork takes a step; its model is replaced by the one it trained."""
+        old, cut = server.extra, replies.layout.trainable
+        new = {key: value.clone() for key, value in old.items()}
+        for row, i in enumerate(replies.clients):
+            start = self.personal(server, i).get("weights", server.weights)
+            trained = replies.updates[row].clone()
+            trained[:cut] += start[:cut]
+            if old["seen"].any():
+                for key, value in self._descend(old, i, (start - trained)[:cut]).items():
+                    new[key][i] = value
+            new["models"][i], new["seen"][i] = trained, 1.0
+        weights = new["models"][new["seen"].bool()].mean(0)
+        return replace(server, weights=weights, extra=new), self.aggregate(replies)
+
+    def _descend(self, extra: Tree, client: int, change: Tensor) -> Tree:
+        """One step on <mixture, theta - theta'>, whose gradient in the hypernetwork is J'(theta - theta')."""
+        own = {key: extra[key][client].clone().requires_grad_() for key in ("v", "w1", "w2")}
+        products = torch.zeros(own["w2"].shape[:2])  # [l, j]: <theta_j, theta - theta'> within layer l
+        for layer, span in spans(extra):
+            if span.stop <= len(change):
+                products[layer] += (extra["models"][:, span] @ change[span]).to(products.dtype)
+        inner = (alpha(own, extra["seen"]) * products).sum()
+        slopes = torch.autograd.grad(inner, list(own.values()))
+        return {key: (own[key] - self.hn_lr * slope).detach() for key, slope in zip(own, slopes, strict=True)}
+
+
+def alpha(hypernetwork: Tree, seen: Tensor) -> Tensor:
+    """(layers, clients) mixing weights: each row sums to one over the clients that have a model."""
+    features = torch.relu(hypernetwork["w1"] @ hypernetwork["v"])
+    return (hypernetwork["w2"] @ features).masked_fill(seen == 0, -torch.inf).softmax(1)
+
+
+def mixture(extra: Tree, client: int) -> Tensor:
+    """The client's incoming model, layer by layer."""
+    weights = alpha({key: extra[key][client] for key in ("v", "w1", "w2")}, extra["seen"])
+    mixed = torch.empty_like(extra["models"][0])
+    for layer, span in spans(extra):
+        mixed[span] = weights[layer].to(mixed.dtype) @ extra["models"][:, span]
+    return mixed
+
+
+def spans(extra: Tree) -> list[tuple[int, slice]]:
+    """Layer and place of every tensor of the model."""
+    ends = extra["length"].cumsum(0).tolist()
+    return [
+        (layer, slice(end - length, end))
+        for layer, length, end in zip(extra["layer"].tolist(), extra["length"].tolist(), ends, strict=True)
+    ]
