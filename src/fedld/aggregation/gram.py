@@ -1,6 +1,7 @@
 """The two passes over the updates: Gram matrices, and the combination G c. Nothing else touches all of G."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,19 +12,35 @@ from fedld.aggregation.sources import Source
 
 COLUMNS = 16384  # of one product: long enough for sgemm, short enough for the cache and for float32 sums
 BYTES = 32 << 20  # of one block of all clients
+SCRATCH = 8 << 20  # bytes of one batch of products
 TILE = 32  # rows of one product: finer tiles save more of the symmetric work, but sgemm gets slow below this
-SMALLEST, LARGEST = (
-    1e-28,
-    1e34,
-)  # mean square and sum of squares between which float32 squares are exact enough
+SMALLEST, LARGEST = 1e-28, 1e34  # mean square and sum of squares that float32 squares can be trusted with
 
 
-def ranges(source: Source, columns: int) -> Iterator[tuple[int, int, int]]:
-    """(tensor, start, stop) of the blocks that all passes and all kinds of sources share."""
-    products = max(1, BYTES // (4 * source.clients * columns))
-    for index, spec in enumerate(source.specs):
-        for start in range(0, spec.size, columns * products):
-            yield index, start, min(start + columns * products, spec.size)
+@dataclass(frozen=True)
+class Range:
+    """Columns start..stop of one tensor, and their place in the flat update."""
+
+    tensor: int
+    start: int
+    stop: int
+    place: slice
+
+
+def ranges(source: Source, columns: int, memory: int = BYTES) -> Iterator[Range]:
+    """All columns in blocks, in the order of tensor names: the same sums whatever order a file stores."""
+    width = columns * max(1, memory // (4 * source.clients * columns))
+    sizes = [spec.size for spec in source.specs]
+    offsets = np.cumsum([0, *sizes]).tolist()
+    for tensor in sorted(range(len(sizes)), key=lambda t: source.specs[t].name):
+        for start in range(0, sizes[tensor], width):
+            stop = min(start + width, sizes[tensor])
+            yield Range(tensor, start, stop, slice(offsets[tensor] + start, offsets[tensor] + stop))
+
+
+def read(source: Source, part: Range) -> torch.Tensor:
+    """The block of one range in the type it is computed in."""
+    return source.read(part.tensor, part.start, part.stop).to(working_dtype(source.dtype))
 
 
 def gram(source: Source, groups: Sequence[int], columns: int = COLUMNS) -> Array:
@@ -34,8 +51,8 @@ def gram(source: Source, groups: Sequence[int], columns: int = COLUMNS) -> Array
     """
     m = source.clients
     K = torch.zeros((max(groups) + 1, m, m), dtype=torch.float64)
-    for index, start, stop in ranges(source, columns):
-        K[groups[index]] += block_gram(source.read(index, start, stop), columns).cpu()
+    for part in ranges(source, columns):
+        K[groups[part.tensor]] += block_gram(read(source, part), columns).cpu()
     return K.numpy()
 
 
@@ -44,24 +61,37 @@ def block_gram(block: torch.Tensor, columns: int = COLUMNS) -> torch.Tensor:
 
     Squares below 1e-38 vanish in float32 and above 1e38 overflow: such blocks are done in float64.
     """
-    wide = block.to(working_dtype(block.dtype))
-    K = _products(wide, columns)
-    if wide.dtype == torch.float32:
+    K = _products(block, columns)
+    if block.dtype == torch.float32:
         squares = K.diagonal()
-        if not bool(((squares > SMALLEST * wide.shape[1]) & (squares < LARGEST)).all()):
-            K = _products(wide.double(), columns)
+        if not bool(((squares > SMALLEST * block.shape[1]) & (squares < LARGEST)).all()):
+            K = _products(block.double(), columns)
     return K
 
 
 def _products(block: torch.Tensor, columns: int) -> torch.Tensor:
-    """All pieces of `columns` columns in one batched product (threads share the batch), then the rest."""
+    """Gram matrix in the block's own precision per piece, float64 between pieces."""
     m, b = block.shape
-    whole, step = b // columns, block.stride(1)
-    K = _upper(block[:, whole * columns :].unsqueeze(0))
-    if whole:
-        strides = (columns * step, block.stride(0), step)
-        K += _upper(block.as_strided((whole, m, columns), strides, block.storage_offset()))
+    K = torch.zeros(m, m, dtype=torch.float64, device=block.device)
+    chunk = columns * max(2, SCRATCH // (block.itemsize * m * columns))
+    for start in range(0, b, chunk):
+        K += _upper(_pieces(block[:, start : start + chunk], columns))
     return K.triu() + K.triu(1).T
+
+
+def _pieces(chunk: torch.Tensor, columns: int) -> torch.Tensor:
+    """(n, m, width) pieces of at most `columns` columns in fresh memory, filled up with zeros.
+
+    BLAS rounds differently by memory layout and, for a single product, by the number of threads. A fresh copy
+    of at least two pieces always has the same layout, so all sources and thread counts give the same bits.
+    """
+    m, b = chunk.shape
+    n = max(2, -(-b // columns))
+    width = -(-b // n)
+    copy = chunk.new_empty((m, n * width))
+    copy[:, :b] = chunk
+    copy[:, b:] = 0
+    return copy.view(m, n, width).transpose(0, 1)
 
 
 def _upper(pieces: torch.Tensor) -> torch.Tensor:
@@ -79,17 +109,10 @@ def combine(
 ) -> torch.Tensor:
     """The aggregate (d,): block by block c_g @ G over the kept clients."""
     out = empty_update(source)
-    wide = working_dtype(source.dtype)
-    coefficients = torch.from_numpy(c).to(source.device, wide)
-    position = 0
-    for index, start, stop in ranges(source, columns):
-        block = kept_rows(source.read(index, start, stop), keep).to(wide)
-        piece = out[position : position + stop - start]
-        if wide == out.dtype:
-            torch.mv(block.T, coefficients[groups[index]], out=piece)
-        else:
-            piece.copy_(block.T @ coefficients[groups[index]])
-        position += stop - start
+    coefficients = torch.from_numpy(c).to(source.device, working_dtype(source.dtype))
+    for part in ranges(source, columns):
+        # Not straight into `out`: where a piece lies there would show in the last bit.
+        out[part.place] = kept_rows(read(source, part), keep).T @ coefficients[groups[part.tensor]]
     return out
 
 
@@ -99,25 +122,22 @@ def coordinates(
     """The aggregate (d,) of a rule outside Gram space, and its inner products, gathered on the way."""
     out = empty_update(source)
     weights = torch.from_numpy(p).to(source.device)
-    square, dots, position = 0.0, np.zeros(len(keep)), 0
-    for index, start, stop in ranges(source, columns):
-        block = kept_rows(source.read(index, start, stop), keep).to(working_dtype(source.dtype))
+    square, dots = 0.0, np.zeros(len(keep))
+    for part in ranges(source, columns, BYTES // 8):  # sorting a block takes many times its memory
+        block = kept_rows(read(source, part), keep)
         piece = rule(block, weights)
-        out[position : position + stop - start] = piece
+        out[part.place] = piece
         square += float(piece.double() @ piece.double())
         dots += (block.double() @ piece.double()).cpu().numpy()
-        position += stop - start
     return out, Alignment(square, dots)
 
 
 def inner(source: Source, vector: torch.Tensor, groups: Sequence[int], columns: int = COLUMNS) -> Array:
     """(groups, m) inner products of every update with one flat vector (d,)."""
     dots = np.zeros((max(groups) + 1, source.clients))
-    position = 0
-    for index, start, stop in ranges(source, columns):
-        piece = vector[position : position + stop - start].double()
-        dots[groups[index]] += (source.read(index, start, stop).double() @ piece).cpu().numpy()
-        position += stop - start
+    for part in ranges(source, columns):
+        block = read(source, part).double()
+        dots[groups[part.tensor]] += (block @ vector[part.place].to(block)).cpu().numpy()
     return dots
 
 

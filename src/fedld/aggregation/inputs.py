@@ -72,5 +72,5 @@ def as_groups(source: Source, granularity: str) -> tuple[list[int], list[str]]:
     }
     if granularity not in titles:
         raise FedLDError(f"granularity = {granularity!r} is not valid: {nearest(granularity, list(titles))}")
-    order = {title: i for i, title in enumerate(dict.fromkeys(titles[granularity]))}
+    order = {title: i for i, title in enumerate(sorted(set(titles[granularity])))}
     return [order[title] for title in titles[granularity]], list(order)
