@@ -1,0 +1,171 @@
+"""A chart: a drawing, its data and a sentence about it, so that it can be seen, heard and computed with."""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from fedld.study.report.style import DASHES, MUTED, SERIES, drawing, inline_svg, svg_text
+
+Floats = NDArray[np.float64]
+Cell = str | int | float | None
+Hover = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Key:
+    """One entry of a legend: a button that hides what it names."""
+
+    name: str
+    colour: str
+    part: str  # class of the drawing's elements
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One figure of the report."""
+
+    name: str
+    title: str
+    note: str  # how to read it
+    summary: str  # what a screen reader says instead of the drawing
+    figure: Figure
+    columns: tuple[str, ...]
+    rows: list[tuple[Cell, ...]]
+    hover: list[Hover] = field(default_factory=list)
+    legend: list[Key] = field(default_factory=list)
+    heat: dict[str, Any] | None = None  # matrices for the round slider
+    wide: bool = False
+
+    def inline(self, prefix: str, label: str) -> str:
+        """SVG element for a page."""
+        return inline_svg(self.figure, f"{prefix}-{self.name}", label)
+
+    def save(self, folder: Path) -> None:
+        """SVG, PNG and CSV files."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{self.name}.svg").write_text(svg_text(self.figure, self.name), encoding="utf-8")
+        with drawing():
+            self.figure.savefig(folder / f"{self.name}.png", dpi=144)
+        with (folder / f"{self.name}.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(self.columns)
+            writer.writerows([tuple(map(_guarded, row)) for row in self.rows])
+
+
+def _guarded(cell: Cell) -> Cell:
+    """A name that a spreadsheet would run as a formula is kept text by a leading apostrophe."""
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@") else cell
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour and dashes of a method, the same in every chart."""
+
+    colour: str
+    dashes: Any
+    slot: int
+
+    @property
+    def css(self) -> str:
+        """The colour as a page knows it."""
+        return f"var(--s{self.slot})" if self.slot < len(SERIES) else "var(--muted)"
+
+    @property
+    def plot(self) -> dict[str, Any]:
+        """Arguments for `Axes.plot`."""
+        return {"color": self.colour, "linestyle": self.dashes}
+
+
+def looks(labels: Sequence[str]) -> dict[str, Look]:
+    """Eight hues, then grey with dashes: a ninth hue would not be told apart."""
+    return {
+        label: Look(SERIES[i], DASHES[0], i) if i < len(SERIES) else Look(MUTED, DASHES[i % len(DASHES)], i)
+        for i, label in enumerate(labels)
+    }
+
+
+@dataclass(frozen=True)
+class Band:
+    """Mean over seeds and a band around it, by round."""
+
+    x: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+
+
+def band(series: Sequence[Mapping[int, float]]) -> Band | None:
+    """Mean and range over seeds, at the rounds where every seed has a value."""
+    finite = [{r: v for r, v in one.items() if np.isfinite(v)} for one in series]
+    finite = [one for one in finite if one]
+    rounds = sorted(set.intersection(*(set(one) for one in finite))) if finite else []
+    if not rounds:
+        return None
+    values = np.array([[one[r] for r in rounds] for one in finite])
+    return Band(np.array(rounds, dtype=float), values.mean(0), values.min(0), values.max(0))
+
+
+def legend(labels: Iterable[str], styles: Mapping[str, Look]) -> list[Key]:
+    """Keys of the methods in a chart; a single one needs none."""
+    keys = [Key(label, styles[label].css, f"part-series-{styles[label].slot}") for label in labels]
+    return keys if len(keys) > 1 else []
+
+
+def draw_bands(ax: Axes, bands: Mapping[str, Band], styles: Mapping[str, Look]) -> None:
+    """One line a method with the range over seeds behind it; a single round is a dot."""
+    for label, b in bands.items():
+        look = styles[label]
+        marker = "o" if len(b.x) < 3 else ""
+        (line,) = ax.plot(b.x, b.mean, label=label, marker=marker, **look.plot)
+        line.set_gid(f"part-series-{look.slot}")
+        if (b.high > b.low).any():
+            area = ax.fill_between(b.x, b.low, b.high, color=look.colour, alpha=0.16, linewidth=0)
+            area.set_gid(f"part-series-{look.slot}")
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    ax.grid(axis="x", visible=False)
+    ax.margins(x=0.02)
+
+
+def hover_of(ax: Axes, series: Mapping[str, tuple[Floats, Floats]], colours: Mapping[str, str]) -> Hover:
+    """What a pointer over these axes shows; the figure must have its final layout."""
+    return {
+        "box": frame_of(ax),
+        "xlim": [round(float(v), 4) for v in ax.get_xlim()],
+        "series": [
+            {"name": name, "colour": colours[name], "x": x.tolist(), "y": [significant(v) for v in y]}
+            for name, (x, y) in series.items()
+        ],
+    }
+
+
+def frame_of(ax: Axes) -> list[float]:
+    """Left, top, right and bottom of the axes in the drawing."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    box, (width, height) = ax.get_position(), figure.get_size_inches() * 72
+    edges = (box.x0 * width, (1 - box.y1) * height, box.x1 * width, (1 - box.y0) * height)
+    return [round(float(edge), 2) for edge in edges]
+
+
+def significant(value: float, digits: int = 4) -> float | None:
+    """A number short enough for a page; None where it is not finite."""
+    return float(f"{value:.{digits}g}") if np.isfinite(value) else None
+
+
+def settle(figure: Figure) -> None:
+    """Compute the layout now and keep it, so that positions can be read."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+
+
+def short(name: str, length: int = 22) -> str:
+    """A name that fits on an axis."""
+    return name if len(name) <= length else name[: length - 1] + "…"

@@ -1,0 +1,152 @@
+"""What every client holds and how well the global model serves it."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedld.study.report.chart import Cell, Chart, Floats, Look, settle, short
+from fedld.study.report.curves import by_label
+from fedld.study.report.style import SECOND, SEQUENTIAL, SERIES, SURFACE, drawing, new_figure
+from fedld.study.runs import Run, number
+
+
+def label_counts(run: Run) -> dict[int, list[int]]:
+    """Samples of every class at every client that took part."""
+    found = {line["index"]: line.get("label_counts") for line in run.clients.lines}
+    return {i: counts for i, counts in sorted(found.items()) if isinstance(counts, list) and counts}
+
+
+def labels_chart(runs: Sequence[Run]) -> Chart | None:
+    """Class counts of every client, from the first run."""
+    counts = label_counts(runs[0])
+    if not counts or len({len(c) for c in counts.values()}) > 1:
+        return None
+    matrix = np.array(list(counts.values()), dtype=float)
+    names = [runs[0].client_names[i] for i in counts]
+    classes = class_names(runs[0], matrix.shape[1])
+    draw = _bars if len(classes) <= len(SERIES) else _cells
+    with drawing():
+        figure = draw(matrix, names, classes)
+        settle(figure)
+    sizes = ", ".join(f"{name}: {int(row.sum())}" for name, row in zip(names, matrix, strict=True))
+    return Chart(
+        "labels",
+        "Labels of every client",
+        f"Training samples by class, seed {runs[0].seed}.",
+        f"Training samples of every client: {sizes}.",
+        figure,
+        ("client", *classes),
+        [(name, *(int(x) for x in row)) for name, row in zip(names, matrix, strict=True)],
+    )
+
+
+def class_names(run: Run, count: int) -> list[str]:
+    """Names from the predictions, or numbers."""
+    known = (run.predictions or {}).get("labels")
+    if isinstance(known, list) and len(known) == count:
+        return [str(name) for name in known]
+    return [f"class {k}" for k in range(count)]
+
+
+def _bars(matrix: Floats, names: list[str], classes: list[str]) -> Figure:
+    figure = new_figure(640, 110 + max(110, 24 * len(names)))
+    ax = figure.add_subplot()
+    left = np.zeros(len(names))
+    for k, name in enumerate(classes):
+        kwargs = {"color": SERIES[k], "edgecolor": SURFACE, "linewidth": 1.5, "height": 0.7}
+        ax.barh(range(len(names)), matrix[:, k], left=left, label=short(name), **kwargs)
+        left += matrix[:, k]
+    ax.set_yticks(range(len(names)), [short(n) for n in names], fontsize=9.5)
+    ax.invert_yaxis()
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel("training samples")
+    figure.legend(loc="outside upper left", ncols=4)
+    return figure
+
+
+def _cells(matrix: Floats, names: list[str], classes: list[str]) -> Figure:
+    figure = new_figure(640, 110 + max(110, 20 * len(names)))
+    ax = figure.add_subplot()
+    mesh = ax.pcolormesh(matrix, cmap=SEQUENTIAL, edgecolor=SURFACE, linewidth=0.4, vmin=0)
+    rotation = 0 if max(map(len, classes)) < 4 else 90
+    ax.set_xticks(np.arange(len(classes)) + 0.5, [short(c, 16) for c in classes], rotation=rotation)
+    ax.set_yticks(np.arange(len(names)) + 0.5, [short(n) for n in names], fontsize=9.5)
+    ax.invert_yaxis()
+    ax.grid(False)
+    ax.tick_params(length=0)
+    bar = figure.colorbar(mesh, ax=ax, fraction=0.05, pad=0.03)
+    bar.set_label("training samples", color=SECOND)
+    return figure
+
+
+def client_accuracies(run: Run) -> tuple[dict[str, float], str]:
+    """Accuracy of the global model at every client: on its own test set, else on its training data."""
+    for line in reversed(run.rounds.lines):
+        own = line.get("client_accuracy")
+        if isinstance(own, dict) and own:
+            return {str(k): 100 * float(v) for k, v in own.items() if v is not None}, "own test set"
+    latest = {line["client"]: line for line in run.clients.lines if "client" in line}
+    values = {str(name): 100 * number(line, "accuracy_before") for name, line in latest.items()}
+    return {name: v for name, v in values.items() if np.isfinite(v)}, "own training data"
+
+
+def fairness(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
+    """Mean over seeds of the best, mean and worst client and the gap between best and worst, in percent."""
+    found = {}
+    for label, own in by_label(runs).items():
+        values = [list(client_accuracies(run)[0].values()) for run in own]
+        values = [v for v in values if v]
+        if values:
+            best, worst = float(np.mean([max(v) for v in values])), float(np.mean([min(v) for v in values]))
+            mean = float(np.mean([np.mean(v) for v in values]))
+            found[label] = {"worst": worst, "mean": mean, "best": best, "gap": best - worst}
+    return found
+
+
+def fairness_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | None:
+    """Every client's accuracy under every method: a dot a client, mean over seeds."""
+    rows: list[tuple[Cell, ...]] = []
+    grouped, where = by_label(runs), ""
+    found: dict[str, dict[str, float]] = {}
+    for label, own in grouped.items():
+        seeds = [client_accuracies(run) for run in own]
+        where = where or next((kind for values, kind in seeds if values), "")
+        names = dict.fromkeys(name for values, _ in seeds for name in values)
+        found[label] = {n: float(np.mean([v[n] for v, _ in seeds if n in v])) for n in names}
+        rows += [(label, name, value) for name, value in found[label].items()]
+    found = {label: values for label, values in found.items() if values}
+    if not found:
+        return None
+    with drawing():
+        figure = new_figure(640, 100 + 42 * len(found))
+        ax = figure.add_subplot()
+        for y, (label, values) in enumerate(found.items()):
+            x = np.array(list(values.values()))
+            ax.plot((x.min(), x.max()), (y, y), color=styles[label].colour, linewidth=2, alpha=0.4)
+            kwargs = {"s": 64, "edgecolors": SURFACE, "linewidths": 1.5, "alpha": 0.9, "zorder": 3}
+            ax.scatter(x, np.full(len(x), y), color=styles[label].colour, **kwargs)
+            worst = min(values, key=lambda n: values[n])
+            ax.annotate(
+                short(worst, 18), (x.min(), y), (0, 9), textcoords="offset points", fontsize=9, ha="center"
+            )
+        ax.set_yticks(range(len(found)), [short(label) for label in found])
+        ax.set_ylim(len(found) - 0.4, -0.6)
+        ax.tick_params(axis="y", length=0)
+        ax.grid(axis="y", visible=False)
+        ax.margins(x=0.08)
+        ax.set_xlabel(f"accuracy at every client, {where} (%)")
+        settle(figure)
+    return Chart(
+        "clients",
+        "Accuracy of every client",
+        f"The global model on each client's {where}; one dot a client, the worst one named.",
+        "; ".join(
+            f"{k}: worst client {min(v.values()):.1f} %, best {max(v.values()):.1f} %"
+            for k, v in found.items()
+        ),
+        figure,
+        ("method", "client", "accuracy"),
+        rows,
+    )

@@ -1,0 +1,172 @@
+"""Measures over rounds: accuracy, AUROC, loss, step length, and accuracy against traffic."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedld.study.report.chart import (
+    Band,
+    Chart,
+    Floats,
+    Look,
+    band,
+    draw_bands,
+    hover_of,
+    legend,
+    settle,
+    short,
+)
+from fedld.study.report.style import MUTED, drawing, new_figure
+from fedld.study.runs import Run, number
+
+MEASURES = {
+    "accuracy": ("Accuracy", "%", 100.0),
+    "auroc": ("AUROC", "", 1.0),
+    "loss": ("Loss on the test set", "", 1.0),
+}
+
+
+def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs of every method, in order of appearance."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.label, []).append(run)
+    return found
+
+
+def bands_of(runs: Sequence[Run], key: str, factor: float = 1.0) -> dict[str, Band]:
+    """Mean and range of a measure over the seeds of every method that has it."""
+    found = {}
+    for label, own in by_label(runs).items():
+        made = band([{line["round"]: factor * number(line, key) for line in run.rounds.lines} for run in own])
+        if made is not None:
+            found[label] = made
+    return found
+
+
+def measure_chart(
+    runs: Sequence[Run], key: str, styles: Mapping[str, Look], size: tuple[int, int] = (640, 320)
+) -> Chart | None:
+    """One measure over rounds."""
+    name, unit, factor = MEASURES[key]
+    bands = bands_of(runs, key, factor)
+    return line_chart(key, name, unit, bands, styles, size) if bands else None
+
+
+def line_chart(
+    key: str, name: str, unit: str, bands: dict[str, Band], styles: Mapping[str, Look], size: tuple[int, int]
+) -> Chart:
+    """Lines over rounds with bands over seeds."""
+    with drawing():
+        figure = new_figure(*size)
+        ax = figure.add_subplot()
+        draw_bands(ax, bands, styles)
+        ax.set(xlabel="round", ylabel=f"{name} ({unit})" if unit else name)
+        settle(figure)
+    last = ", ".join(f"{label} {b.mean[-1]:.4g}{unit}" for label, b in bands.items())
+    return Chart(
+        key.replace("_", "-"),
+        name,
+        "Line: mean over seeds. Band: lowest to highest seed.",
+        f"{name} over rounds. In the last round: {last}.",
+        figure,
+        ("method", "round", "mean", "lowest", "highest"),
+        [(label, *row) for label, b in bands.items() for row in _rows(b)],
+        [hover_of(ax, {label: (b.x, b.mean) for label, b in bands.items()}, colours(styles))],
+        legend(bands, styles),
+    )
+
+
+def colours(styles: Mapping[str, Look]) -> dict[str, str]:
+    """CSS colour of every method."""
+    return {label: look.css for label, look in styles.items()}
+
+
+def _rows(b: Band) -> list[tuple[int, float, float, float]]:
+    return [
+        (int(x), float(m), float(lo), float(hi))
+        for x, m, lo, hi in zip(b.x, b.mean, b.low, b.high, strict=True)
+    ]
+
+
+def step_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | None:
+    """Length of the server's step and its angle to the plain average: small or opposed means conflict."""
+    ratio, cosine = bands_of(runs, "norm_ratio"), bands_of(runs, "cosine_to_average")
+    if not ratio or not cosine:
+        return None
+    with drawing():
+        figure = new_figure(980, 280)
+        left, right = figure.subplots(1, 2)
+        for ax, bands, title in (
+            (left, ratio, "Step length / average's"),
+            (right, cosine, "Cosine to average"),
+        ):
+            draw_bands(ax, bands, styles)
+            ax.axhline(1, color=MUTED, linewidth=1, zorder=0)
+            ax.set(xlabel="round", title=title)
+        settle(figure)
+    hovers = [
+        hover_of(ax, {label: (b.x, b.mean) for label, b in bands.items()}, colours(styles))
+        for ax, bands in ((left, ratio), (right, cosine))
+    ]
+    rows = [(label, *row) for label, b in ratio.items() for row in _merged(b, cosine.get(label))]
+    return Chart(
+        "server-step",
+        "The server's step against the plain average",
+        "Far below 1: clients' updates cancel. A cosine below 0: the step goes against the average client.",
+        "Length ratio and cosine of the aggregated update to the weighted average, over rounds.",
+        figure,
+        ("method", "round", "norm_ratio", "cosine_to_average"),
+        rows,
+        hovers,
+        legend(ratio, styles),
+        wide=True,
+    )
+
+
+def _merged(a: Band, b: Band | None) -> list[tuple[int, float, float | None]]:
+    other = dict(zip(b.x, b.mean, strict=True)) if b is not None else {}
+    return [(int(x), float(m), other.get(x)) for x, m in zip(a.x, a.mean, strict=True)]
+
+
+def traffic_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | None:
+    """Accuracy against bytes sent: what a method's extra messages buy."""
+    lines: dict[str, tuple[Floats, Floats]] = {}
+    for label, own in by_label(runs).items():
+        b, sent = bands_of(own, "accuracy", 100).get(label), _megabytes(own[0])
+        if b is not None:
+            lines[label] = (np.array([sent.get(int(r), np.nan) for r in b.x]), b.mean)
+    if not lines:
+        return None
+    with drawing():
+        figure = new_figure(640, 320)
+        ax = figure.add_subplot()
+        for label, (x, y) in lines.items():
+            (line,) = ax.plot(
+                x, y, label=short(label), marker="o" if len(x) < 3 else "", **styles[label].plot
+            )
+            line.set_gid(f"part-series-{styles[label].slot}")
+        ax.set(xlabel="MB sent, both ways", ylabel="Accuracy (%)")
+        ax.grid(axis="x", visible=False)
+        settle(figure)
+    return Chart(
+        "traffic",
+        "Accuracy against communication",
+        "Counted, not estimated: shared weights and every message of the method, up and down.",
+        "Accuracy over megabytes sent. "
+        + ", ".join(f"{k}: {y[-1]:.2f} % after {x[-1]:.1f} MB" for k, (x, y) in lines.items()),
+        figure,
+        ("method", "megabytes", "accuracy"),
+        [(k, float(a), float(b)) for k, (x, y) in lines.items() for a, b in zip(x, y, strict=True)],
+        [hover_of(ax, lines, colours(styles))],
+        legend(lines, styles),
+    )
+
+
+def _megabytes(run: Run) -> dict[int, float]:
+    """MB sent until the end of every round."""
+    total, found = 0.0, {}
+    for line in run.rounds.lines:
+        total += (number(line, "bytes_up") + number(line, "bytes_down")) / 1e6
+        found[line["round"]] = total
+    return found

@@ -1,0 +1,92 @@
+"""Principal axes of the updates: their energy, and how many clients vote for and against each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+
+from fedld.study.report.chart import Chart, settle, short
+from fedld.study.report.curves import by_label
+from fedld.study.report.style import MUTED, SERIES, SURFACE, drawing, new_figure
+from fedld.study.runs import Run
+
+AXES = 12
+PANELS = 9
+
+
+def spectrum_chart(runs: Sequence[Run]) -> Chart | None:
+    """Share of every axis in the last round, split by the clients that point along it or against it."""
+    found = {label: _last(own[0]) for label, own in by_label(runs).items()}
+    found = {label: line for label, line in list(found.items())[:PANELS] if line}
+    if not found:
+        return None
+    columns = min(3, len(found))
+    rows = -(-len(found) // columns)
+    with drawing():
+        figure = new_figure(980 if columns > 1 else 560, 60 + 190 * rows)
+        axes = np.atleast_1d(figure.subplots(rows, columns, sharey=True, squeeze=False)).ravel()
+        for ax, (label, line) in zip(axes, found.items(), strict=False):
+            _draw(ax, line)
+            ax.set_title(f"{short(label)}, round {line['round']}")
+        for ax in axes[len(found) :]:
+            ax.set_visible(False)
+        figure.supxlabel("principal axis", fontsize=11)
+        figure.supylabel("share of energy (%)", fontsize=11)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=3)
+        settle(figure)
+    first = {label: line["axes"][0] for label, line in found.items()}
+    return Chart(
+        "spectrum",
+        "Principal spectrum with votes",
+        "Above the bars: clients for : against. An axis with as many against it as for it is a conflict, "
+        "not a common direction.",
+        "First axis: "
+        + "; ".join(f"{k} {a[0]:.0f} % of energy, {a[1]} for, {a[2]} against" for k, a in first.items()),
+        figure,
+        ("method", "round", "axis", "energy_percent", "votes_for", "votes_against", "kept"),
+        [
+            (label, line["round"], k + 1, *axis, int(k < line["kept"]))
+            for label, line in found.items()
+            for k, axis in enumerate(line["axes"])
+        ],
+        wide=columns > 1,
+    )
+
+
+def _last(run: Run) -> dict[str, Any] | None:
+    """Axes of the last round as (energy in percent, votes for, votes against)."""
+    for line in reversed(run.conflict.lines):
+        values = [v for v in line.get("eigenvalues") or [] if isinstance(v, int | float)]
+        total = sum(values)
+        if total > 0:
+            votes = zip(line.get("votes_for") or [], line.get("votes_against") or [], strict=False)
+            padded = [*votes, *[(0, 0)] * len(values)]
+            axes = [(100 * v / total, *padded[k]) for k, v in enumerate(values[:AXES])]
+            return {"round": line["round"], "axes": axes, "kept": line.get("kept") or 0}
+    return None
+
+
+def _draw(ax: Any, line: dict[str, Any]) -> None:
+    """Blue: the part of the bar that belongs to votes for, red: against, grey: an axis that is not used."""
+    for k, (energy, plus, minus) in enumerate(line["axes"]):
+        votes = plus + minus
+        share = energy * plus / votes if votes else 0.0
+        width = {"width": 0.7, "edgecolor": SURFACE, "linewidth": 1}
+        if votes:
+            ax.bar(k + 1, share, color=SERIES[0], label="votes for" if k == 0 else None, **width)
+            kwargs = {"bottom": share, "color": SERIES[5], "label": "votes against" if k == 0 else None}
+            ax.bar(k + 1, energy - share, **kwargs, **width)
+            ax.annotate(
+                f"{plus}:{minus}",
+                (k + 1, energy),
+                (0, 3),
+                textcoords="offset points",
+                ha="center",
+                fontsize=9,
+            )
+        else:
+            ax.bar(k + 1, energy, color=MUTED, **width)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.grid(axis="x", visible=False)
+    ax.margins(y=0.15)

@@ -1,0 +1,98 @@
+"""The verdict in words: four answers to the four questions a reader opens the page with."""
+
+from dataclasses import dataclass
+
+from fedld.study.verdict import MEANING, Explanation, Standing, Verdict
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question, its answer in a few words, and the evidence."""
+
+    question: str
+    answer: str
+    detail: str
+    tone: str = "plain"  # plain, good, unsure
+
+
+def headline(verdict: Verdict) -> str:
+    """One sentence."""
+    winner, test = verdict.winner, verdict.decisive
+    if test is None or test.difference is None or verdict.rival is None:
+        return f"{winner.label}: {winner.mean:.2f} % after round {verdict.round}"
+    lead = abs(test.difference.mean)
+    sure = {True: "significantly ", False: "", None: ""}[test.significant]
+    tail = {True: "", False: ", but not significantly", None: ", from one seed only"}[test.significant]
+    if lead < 0.005:
+        return f"{winner.label} and {verdict.rival} are level"
+    return f"{winner.label} {sure}beats {verdict.rival} by {lead:.2f} points{tail}"
+
+
+def answers(verdict: Verdict) -> list[Answer]:
+    """Which method won, by how much, is it significant, which loss term explains it."""
+    return [_who(verdict), _how_much(verdict), _sure(verdict), _why(verdict)]
+
+
+def _who(verdict: Verdict) -> Answer:
+    winner = verdict.winner
+    spread = "" if winner.sd is None else f" ± {winner.sd:.2f}"
+    detail = f"{winner.mean:.2f}{spread} % accuracy after round {verdict.round}"
+    if len(verdict.standings) == 1:
+        return Answer("Which method won?", winner.label, f"{detail}; there is nothing to compare it with")
+    return Answer("Which method won?", winner.label, f"{detail}, best of {len(verdict.standings)} methods")
+
+
+def _how_much(verdict: Verdict) -> Answer:
+    test, question = verdict.decisive, "By how much?"
+    if test is None or test.difference is None:
+        return Answer(question, "–", "needs two methods with a seed in common", "unsure")
+    mean = abs(test.difference.mean)
+    return Answer(question, f"+{mean:.2f} points", f"over {verdict.rival}, {_interval(verdict, test)}")
+
+
+def _interval(verdict: Verdict, test: Standing) -> str:
+    assert test.difference is not None
+    if test.difference.interval is None:
+        return "from one seed: no interval"
+    low, high = test.difference.interval
+    if verdict.winner.label == verdict.baseline:
+        low, high = -high, -low
+    return f"95 % interval {low:+.2f} to {high:+.2f}, {test.difference.n} paired seeds"
+
+
+def _sure(verdict: Verdict) -> Answer:
+    test, question = verdict.decisive, "Is it significant?"
+    if test is None or test.p_value is None:
+        return Answer(
+            question, "Cannot say", "a test needs two methods and at least two paired seeds", "unsure"
+        )
+    tested = sum(s.p_value is not None for s in verdict.standings)
+    p = "< 0.001" if test.p_value < 0.001 else f"= {test.p_value:.3f}"
+    detail = f"paired t test, p {p} after Holm's correction for {tested} comparison(s)"
+    return (
+        Answer(question, "Yes", detail, "good")
+        if test.significant
+        else Answer(question, "No", detail, "unsure")
+    )
+
+
+def _why(verdict: Verdict) -> Answer:
+    question, found = "Which loss term explains it?", verdict.explanation
+    if found is None or verdict.rival is None:
+        return Answer(question, "Not measured", "run with --decompose 1 to measure the terms", "unsure")
+    if found.total > 0:
+        detail = (
+            f"the loss on clients' data is {found.total:.3f} higher than {verdict.rival}'s, so the gain in "
+            f"accuracy does not come from a lower loss ({terms(found)})"
+        )
+        return Answer(question, "None of them", detail, "unsure")
+    share = found.terms[found.term]
+    detail = (
+        f"{MEANING[found.term]}: {share:+.3f} of {found.total:+.3f} against {verdict.rival} ({terms(found)})"
+    )
+    return Answer(question, f"{found.term.capitalize()} loss", detail)
+
+
+def terms(found: Explanation) -> str:
+    """The three differences."""
+    return ", ".join(f"{name} {value:+.3f}" for name, value in found.terms.items())
