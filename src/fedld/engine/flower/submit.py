@@ -1,0 +1,109 @@
+"""`fedld run --engine flower`: hand an experiment to a SuperLink and follow the run."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedld.engine.experiment import Experiment
+from fedld.engine.records import Line
+from fedld.errors import FedLDError
+
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+Progress = Callable[[Line], None]
+
+
+def flower_defaults(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings with what is different when clients are sites: a missing one is left out, a majority must be there.
+
+    >>> flower_defaults({"clients": 3})
+    {'on_client_failure': 'skip', 'min_clients': 2, 'clients': 3}
+    """
+    clients = settings.get("clients", Experiment.model_fields["clients"].default)
+    drawn = settings.get("sample_clients") or max(1, round(settings.get("sample_rate", 1.0) * clients))
+    return {"on_client_failure": "skip", "min_clients": min(drawn, max(2, drawn // 2 + 1)), **settings}
+
+
+def program(name: str) -> str:
+    """A program of this Python's environment."""
+    path = Path(sys.executable).with_name(name)
+    if not path.exists():
+        raise FedLDError(f"'{name}' is not installed: pip install 'fedld[flower]'")
+    return str(path)
+
+
+def submit(superlink: str, out: Path, experiment: Experiment | None, progress: Progress) -> Line:
+    """Run an experiment (None: resume the one in `out`) on a SuperLink; returns the summary.
+
+    `superlink` is a name in Flower's own configuration, `out` a directory on the SuperLink's machine.
+    """
+    config = {"out": str(out.absolute()), "resume": experiment is None}
+    if experiment is not None:
+        config["experiment"] = experiment.to_toml()
+    with tempfile.TemporaryDirectory() as folder, as_file(files("fedld.engine.flower") / "app") as app:
+        overrides = Path(folder) / "run.toml"
+        overrides.write_text(tomli_w.dumps(config))
+        command = [program("flwr"), "run", str(app), superlink, "--stream", "--run-config", str(overrides)]
+        return _follow(command, superlink, out, progress)
+
+
+def _follow(command: list[str], superlink: str, out: Path, progress: Progress) -> Line:
+    """Pass the run's events on until its last one."""
+    last: list[str] = []
+    environment = os.environ | QUIET | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                last = [*last[-20:], line.rstrip()]
+                event = _event(line)
+                if event.get("event") == "end":
+                    return event
+                if event.get("event") == "error":
+                    raise FedLDError(str(event["error"]))
+                if event:
+                    progress(event)
+        except KeyboardInterrupt:
+            _stop(last, superlink)
+            raise
+        finally:
+            process.terminate()
+    raise FedLDError(_why(last, superlink, out))
+
+
+def _event(line: str) -> Line:
+    """The event that a line of the run's log tells, if it tells one."""
+    if not line.startswith('{"event"'):
+        return {}
+    try:
+        return dict(json.loads(line))
+    except ValueError:
+        return {}
+
+
+def _stop(lines: list[str], superlink: str) -> None:
+    for run in _runs(lines):
+        subprocess.run([program("flwr"), "stop", run, superlink], env=os.environ | QUIET, check=False)
+
+
+def _runs(lines: list[str]) -> Iterator[str]:
+    for line in lines:
+        if line.startswith("Successfully started run "):
+            yield line.split()[-1]
+
+
+def _why(lines: list[str], superlink: str, out: Path) -> str:
+    said = next((line.strip(" │") for line in lines if "│" in line), "")
+    if any(_runs(lines)) or not said:
+        hint = f"continue with: fedld run --engine flower --superlink {superlink} --resume {out}"
+        return f"the run on SuperLink '{superlink}' ended without a result; {hint}"
+    return f"SuperLink '{superlink}' did not take the run: {said}"
