@@ -49,8 +49,8 @@ class Experiment(BaseModel):
     rounds: Count = 20
     local_epochs: Count = 1
     batch_size: Count = 50
-    lr: Positive = 0.05
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    lr: Positive = 0.02
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: NonNegative = 0.0
     buffers: Literal["global", "local", "frozen"] = "global"
     sample_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -70,6 +70,7 @@ class Experiment(BaseModel):
     on_client_failure: Literal["retry", "skip", "stop"] = "retry"
     min_clients: Count = 1
     round_timeout: Positive | None = None
+    wait_for_clients: NonNegative = 600.0
 
     @field_validator("method", "objective", "rule", mode="before")
     @classmethod

@@ -40,8 +40,9 @@ def partition_png(federation: Federation, path: Path) -> None:
     """Label counts beside sample images of every client (the first ones, where there are many)."""
     clients = federation.clients[: 3 * SHOWN]
     counts = federation.label_counts()[: len(clients)]
+    height = 1 + 0.55 * len(clients)
     figure, (bars, images) = plt.subplots(
-        1, 2, figsize=(11, 1 + 0.55 * len(clients)), width_ratios=(2, 3), layout="constrained"
+        1, 2, figsize=(5 + 0.55 * SHOWN, height), width_ratios=(5, 0.55 * SHOWN), layout="constrained"
     )
     left = np.zeros(len(clients))
     for k, name in enumerate(federation.classes):
@@ -52,7 +53,8 @@ def partition_png(federation: Federation, path: Path) -> None:
     bars.spines[["top", "right"]].set_visible(False)
     bars.legend(title="label", frameon=False, ncols=min(len(federation.classes), 5), loc="lower left",
                 bbox_to_anchor=(0, 1))  # fmt: skip
-    images.imshow(_contact_sheet(federation, len(clients)), aspect="auto", cmap="gray")
+    images.imshow(_contact_sheet(federation, len(clients)), cmap="gray")
+    images.set_anchor("SW")
     images.set_axis_off()
     figure.savefig(path, dpi=150)
     plt.close(figure)

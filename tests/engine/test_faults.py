@@ -1,0 +1,258 @@
+"""Nothing is lost: kills, torn checkpoints, full disks, bad clients, two writers."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedld.engine import loop
+from fedld.engine.loop import resume, run
+from fedld.engine.records import RunDirectory
+from fedld.errors import FedLDError
+from fedld.local import LocalClient, Reply
+from fedld.methods import METHODS, FedAvg, Method
+
+KILLS = 20
+
+
+@dataclass(frozen=True)
+class Counting(Method):
+    """FedAvg whose clients count their rounds in their state: a lost or doubled state changes the model."""
+
+    def client_update(self, client: LocalClient) -> Reply:
+        count = client.state.get("count", torch.zeros(1)) + 1
+        client.train(self.loss)
+        client.weights.mul_(1 - 0.001 * count)
+        return client.reply(state={"count": count})
+
+
+@pytest.fixture(autouse=True)
+def counting(monkeypatch):
+    monkeypatch.setitem(METHODS, "counting", Counting())
+
+
+def _killed_after(seconds: float, work) -> bool:
+    """Run `work` in a child process and kill it; False if it ended by itself."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+def test_a_run_killed_at_random_moments_ends_as_if_nothing_had_happened(small, tmp_path, contents):
+    experiment = small(method="counting", rounds=20, sample_rate=0.5, decompose=3)
+    start = time.monotonic()
+    run(experiment, tmp_path / "whole")
+    pace = time.monotonic() - start
+    draws, kills, path = random.Random(7), 0, tmp_path / "killed"
+    while kills < KILLS:
+        begun = (path / "config.toml").exists()
+        work = (lambda: resume(path)) if begun else (lambda: run(experiment, path))
+        if _killed_after(draws.uniform(0.02, 0.4) * pace, work):
+            kills += 1
+        else:  # finished: check, and start over until the run has been killed often enough
+            assert contents(path) == contents(tmp_path / "whole")
+            path = tmp_path / f"killed-{kills}"
+    if (path / "config.toml").exists():
+        resume(path)
+        assert contents(path) == contents(tmp_path / "whole")
+
+
+def test_workers_killed_at_random_moments_change_nothing(small, tmp_path, contents, monkeypatch):
+    settings = {"rounds": 40}
+    run(small(**settings), tmp_path / "whole")
+    pools = []
+    start = loop.Local.backend
+    monkeypatch.setattr(loop.Local, "backend", lambda *a: pools.append(start(*a)) or pools[-1])
+    kills, stop, draws = [], threading.Event(), random.Random(3)
+
+    def killer():
+        while not stop.wait(draws.uniform(0.3, 1.5)):
+            victim = draws.choice(pools[0]._members).process if pools else None
+            if victim is not None and victim.is_alive() and len(kills) < 5:
+                kills.append(victim.pid)
+                os.kill(victim.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    try:
+        run(small(**settings, workers=2), tmp_path / "killed")
+    finally:
+        stop.set()
+        thread.join()
+    assert kills
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def test_ctrl_c_on_the_command_line_says_how_to_resume(tmp_path):
+    out = tmp_path / "run"
+    options = ["--dataset", "digits", "--rounds", "500", "--workers", "1", "--out", str(out)]
+    command = [str(Path(sys.executable).with_name("fedld")), "run", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not (out / "rounds.jsonl").exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, text = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"continue with: fedld run --resume {out}" in text
+    lines = (out / "rounds.jsonl").read_text().splitlines()
+    assert all(json.loads(line) for line in lines)
+
+
+@pytest.fixture
+def interrupted(small, tmp_path, monkeypatch):
+    """A run of four rounds that stopped after the third, and the same run undisturbed."""
+    experiment = small(method="counting")
+    run(experiment, tmp_path / "whole")
+    original = loop.Run._turn
+
+    def stop(self, sampled):
+        if self.round == 3:
+            raise KeyboardInterrupt
+        original(self, sampled)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Run, "_turn", stop)
+        with pytest.raises(loop.Interrupted, match="stopped after round 3"):
+            run(experiment, tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", ["round_00003.safetensors", "round_00003.json"])
+@pytest.mark.parametrize("damage", ["torn", "flipped"])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used(interrupted, contents, name, damage):
+    path = interrupted / "checkpoints" / name
+    content = bytearray(path.read_bytes())
+    if damage == "torn":
+        content = content[: len(content) // 2]
+    else:
+        content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    warnings = []
+    resume(interrupted, warn=warnings.append)
+    assert len(warnings) == 1
+    assert "round 3 is damaged" in warnings[0]
+    assert contents(interrupted) == contents(interrupted.with_name("whole"))
+
+
+def test_without_any_checkpoint_the_run_starts_over(interrupted, contents):
+    for path in (interrupted / "checkpoints").iterdir():
+        path.unlink()
+    resume(interrupted)
+    assert contents(interrupted) == contents(interrupted.with_name("whole"))
+
+
+def test_a_finished_run_is_left_as_it_is(small, tmp_path, contents):
+    summary = run(small(rounds=1), tmp_path / "run")
+    before = contents(tmp_path / "run")
+    assert resume(tmp_path / "run")["final_accuracy"] == summary["final_accuracy"]
+    assert contents(tmp_path / "run") == before
+
+
+def test_two_runs_may_not_write_the_same_directory(small, tmp_path):
+    held = RunDirectory(tmp_path / "run")
+    try:
+        with pytest.raises(FedLDError, match="another process is writing"):
+            run(small(), tmp_path / "run")
+    finally:
+        held.close()
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_the_last_checkpoint_usable(small, tmp_path, contents):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", disk], capture_output=True
+    ).returncode:
+        pytest.skip("needs the right to mount a small tmpfs")
+    try:
+        experiment = small(method="counting", rounds=8)
+        run(experiment, tmp_path / "whole")
+        with pytest.raises(FedLDError, match=r"No space left on device; round \d+ is safe"):
+            run(experiment, disk / "run")
+        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+        resume(disk / "run")
+        assert contents(disk / "run") == contents(tmp_path / "whole")
+    finally:
+        subprocess.run(["umount", "-l", disk], check=False)
+
+
+@dataclass(frozen=True)
+class Troubled(FedAvg):
+    """A method whose second client raises, diverges, or fails once."""
+
+    trouble: str = "raises"
+
+    def client_update(self, client: LocalClient) -> Reply:
+        client.train(self.loss)
+        if client.name == TROUBLED:
+            if self.trouble == "raises":
+                raise ValueError("the scanner is on fire")
+            if self.trouble == "diverges":
+                client.weights[3] = float("nan")
+            if self.trouble == "once" and not FAILED:
+                FAILED.append(client.round)
+                raise ValueError("a passing fault")
+        return client.reply()
+
+
+TROUBLED, FAILED = "client_2", []
+
+
+@pytest.fixture
+def troubled(monkeypatch):
+    FAILED.clear()
+    monkeypatch.setitem(METHODS, "troubled", Troubled())
+    return lambda trouble: {"name": "troubled", "trouble": trouble}
+
+
+@pytest.mark.parametrize("policy", ["retry", "stop"])
+def test_a_client_that_raises_stops_the_run_and_is_named(small, tmp_path, troubled, policy):
+    with pytest.raises(FedLDError, match=f"client '{TROUBLED}' failed in round 1: ValueError: the scanner"):
+        run(small(method=troubled("raises"), on_client_failure=policy), tmp_path / "run")
+
+
+@pytest.mark.parametrize("trouble", ["raises", "diverges"])
+def test_a_bad_client_is_left_out_and_recorded(small, tmp_path, troubled, trouble):
+    run(small(method=troubled(trouble), on_client_failure="skip", rounds=2), tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run/clients.jsonl").read_text().splitlines()]
+    excluded = {line["client"]: line["excluded"] for line in lines if "excluded" in line}
+    assert list(excluded) == [TROUBLED]
+    assert ("fire" if trouble == "raises" else "not finite") in excluded[TROUBLED]
+    rounds = [json.loads(line) for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()]
+    assert [line["clients"] for line in rounds] == [3, 3]
+    assert all(line["loss"] is not None for line in rounds)
+
+
+def test_a_passing_fault_is_retried_with_the_same_result(small, tmp_path, troubled, contents):
+    run(small(method=troubled("once"), rounds=1), tmp_path / "fault")
+    assert FAILED
+    run(small(method=troubled("none"), rounds=1), tmp_path / "none")
+    assert contents(tmp_path / "fault")["model"] == contents(tmp_path / "none")["model"]
+
+
+def test_too_few_usable_clients_end_the_run(small, tmp_path, troubled):
+    experiment = small(method=troubled("diverges"), min_clients=4)
+    with pytest.raises(FedLDError, match=f"3 usable clients, at least 4 needed .{TROUBLED}: the update"):
+        run(experiment, tmp_path / "run")
+
+
+def test_a_round_over_its_time_limit_stops_with_the_rounds_before_it_safe(small, tmp_path):
+    with pytest.raises(FedLDError, match="time limit"):
+        run(small(round_timeout=0.001), tmp_path / "run")

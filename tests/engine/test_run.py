@@ -1,0 +1,145 @@
+"""A run from start to end: the records, and the same bits for any number of workers."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fedld.data import load
+from fedld.engine.loop import run, sample
+from fedld.engine.work import initial_model
+from fedld.errors import FedLDError
+
+
+def test_the_records_say_what_happened(small, tmp_path):
+    experiment = small(method="fedld", sample_rate=0.5, rounds=3)
+    summary = run(experiment, tmp_path / "run")
+    rounds = [json.loads(line) for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()]
+    clients = [json.loads(line) for line in (tmp_path / "run/clients.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in rounds] == [1, 2, 3]
+    for key in (
+        "accuracy",
+        "auroc",
+        "balanced_accuracy",
+        "loss",
+        "update_norm",
+        "cosine_to_average",
+        "seconds",
+    ):
+        assert all(math.isfinite(line[key]) for line in rounds), key
+    assert len(clients) == 6
+    for key in ("size", "label_counts", "loss_before", "loss_after", "update_norm", "cosine_to_aggregate"):
+        assert all(key in line for line in clients), key
+    assert all(sum(line["label_counts"]) == line["size"] for line in clients)
+    assert np.mean([line["loss_after"] - line["loss_before"] for line in clients]) < 0
+    assert summary["final_accuracy"] == rounds[-1]["accuracy"]
+    assert summary["best_accuracy"] == max(line["accuracy"] for line in rounds)
+    assert summary["last5_accuracy"] == pytest.approx(np.mean([line["accuracy"] for line in rounds]))
+    assert {"rounds", "seconds", "method", "dataset", "seed", "version"} <= set(summary)
+    confusion = json.loads((tmp_path / "run/predictions.json").read_text())["confusion"]
+    assert np.trace(confusion) / np.sum(confusion) == pytest.approx(rounds[-1]["accuracy"])
+
+
+def test_the_saved_model_has_ordinary_names_shapes_and_dtypes(small, tmp_path):
+    experiment = small(model="resnet8", rounds=1)
+    run(experiment, tmp_path / "run")
+    saved = load_file(tmp_path / "run/model.safetensors")
+    method = experiment.make_method()
+    expected = initial_model(experiment, method, load(experiment.data_spec())).state_dict()
+    assert {k: v.shape for k, v in saved.items()} == {k: tuple(v.shape) for k, v in expected.items()}
+    counters = [v for k, v in saved.items() if k.endswith("num_batches_tracked")]
+    assert counters
+    assert all(c.dtype == np.int64 and c > 0 for c in counters)
+
+
+def test_any_number_of_workers_gives_the_same_bytes(small, tmp_path, contents):
+    settings = {"method": "fedld", "model": "resnet8", "rounds": 2, "decompose": 1}
+    for workers in (0, 1, 2):
+        run(small(**settings, workers=workers), tmp_path / str(workers))
+    one = contents(tmp_path / "1")
+    assert one["model"] is not None
+    assert one == contents(tmp_path / "2")
+    assert one == contents(tmp_path / "0")
+
+
+def test_sampling_is_by_rate_or_number_and_by_round(small):
+    assert sample(small(), 10, 1) == list(range(10))
+    assert len(sample(small(sample_rate=0.25), 10, 1)) == 2
+    assert len(sample(small(sample_clients=3), 10, 1)) == 3
+    assert sample(small(sample_rate=0.01), 10, 1)
+    draws = {tuple(sample(small(sample_clients=3), 10, r)) for r in range(20)}
+    assert len(draws) > 10
+    with pytest.raises(FedLDError, match="cannot sample 12 of 10"):
+        sample(small(sample_clients=12), 10, 1)
+
+
+def test_bad_data_leaves_no_directory(small, tmp_path):
+    with pytest.raises(FedLDError):
+        run(small(dataset=f"npz:{tmp_path}/missing.npz"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_with_a_run_is_refused_and_untouched(small, tmp_path, contents):
+    run(small(rounds=1), tmp_path / "run")
+    before = contents(tmp_path / "run")
+    with pytest.raises(FedLDError, match="already holds a run"):
+        run(small(rounds=2), tmp_path / "run")
+    assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("buffers", ["global", "local", "frozen"])
+def test_the_buffer_policy_decides_who_keeps_batchnorm_statistics(small, tmp_path, buffers):
+    run(small(model="resnet8", buffers=buffers, rounds=1), tmp_path / "run")
+    mean = load_file(tmp_path / "run/model.safetensors")["bn1.running_mean"]
+    states = list((tmp_path / "run/states").glob("*.safetensors"))
+    assert np.any(mean != 0) == (buffers == "global")  # the statistics start at 0
+    assert bool(states) == (buffers == "local")
+
+
+def test_one_client_and_a_single_class_client_are_fine(small, tmp_path):
+    summary = run(small(method="fedld", clients=1, partition="iid", rounds=1), tmp_path / "one")
+    assert summary["clients"] == 1
+    classes = small(method="fedld", partition="classes", classes_per_client=1, clients=10, rounds=1)
+    assert run(classes, tmp_path / "classes")["final_accuracy"] > 0
+    lines = [json.loads(line) for line in (tmp_path / "classes/clients.jsonl").read_text().splitlines()]
+    assert all(np.count_nonzero(line["label_counts"]) == 1 for line in lines)
+
+
+def test_the_identity_of_the_decomposition_holds_on_a_sampled_run(small, tmp_path):
+    run(small(method="fedld", sample_rate=0.5, decompose=2, rounds=4), tmp_path / "run")
+    rounds = [json.loads(line) for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()]
+    decomposed = [line for line in rounds if "local_loss" in line]
+    assert [line["round"] for line in decomposed] == [1, 2, 4]
+    matrices = [json.loads(line) for line in (tmp_path / "run/cross_loss.jsonl").read_text().splitlines()]
+    for line, matrix in zip(decomposed, matrices, strict=True):
+        p = np.array(matrix["sizes"]) / sum(matrix["sizes"])
+        total = line["local_loss"] + line["shift_loss"] + line["aggregation_loss"]
+        assert total == pytest.approx(p @ matrix["global_losses"], rel=1e-9)
+        assert np.shape(matrix["cross_loss"]) == (4, 2)
+
+
+def test_losses_that_come_with_training_equal_those_measured_for_the_decomposition(small, tmp_path):
+    """`client_losses = false` measures every entry by itself; the default reuses what training measured."""
+    for losses in (True, False):
+        run(small(decompose=1, rounds=2, client_losses=losses), tmp_path / str(losses))
+    reused, measured = (
+        [json.loads(line) for line in (tmp_path / str(x) / "cross_loss.jsonl").read_text().splitlines()]
+        for x in (True, False)
+    )
+    for one, other in zip(reused, measured, strict=True):
+        assert one["global_losses"] == other["global_losses"]
+        # a local model is sent as w + (w_i - w), which rounds
+        np.testing.assert_allclose(one["cross_loss"], other["cross_loss"], rtol=1e-5)
+
+
+def test_an_estimated_decomposition_comes_with_standard_errors(small, tmp_path):
+    run(small(decompose=1, decompose_samples=40, rounds=1), tmp_path / "estimate")
+    run(small(decompose=1, rounds=1), tmp_path / "exact")
+    estimate, exact = (
+        json.loads((tmp_path / name / "cross_loss.jsonl").read_text()) for name in ("estimate", "exact")
+    )
+    assert exact["standard_errors"] is None
+    z = np.subtract(estimate["cross_loss"], exact["cross_loss"]) / np.array(estimate["standard_errors"])
+    assert 0.01 < np.abs(z).mean() < 2.5
