@@ -162,6 +162,16 @@ def test_noise_of_an_estimate_is_no_finding():
     assert "shift_costs" not in warnings(Evidence(cross_losses=[noisy]))
 
 
+def test_over_fitting_that_averages_out_costs_nothing():
+    """Small iid clients that memorise their samples: a large shift, yet a good aggregate."""
+    line = cross_line(1, [[0.1, 0.5], [0.5, 0.1]], [0.12, 0.12])
+    assert warnings(Evidence(cross_losses=[line])) == {}
+    line = cross_line(1, [[0.1, 0.9], [0.9, 0.1]], [0.4, 0.4])
+    found = warnings(Evidence(cross_losses=[line]))
+    assert set(found) == {"shift_costs"}
+    assert found["shift_costs"].numbers["left"] == pytest.approx(0.3)
+
+
 def test_movement_of_the_terms():
     lines = [
         cross_line(9, [[0.1, 0.9], [0.9, 0.1]], [0.5, 0.5]),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedld.errors import FedLDError
+from fedld.layout import FlatModel, Layout
 from fedld.models import NAMES, PlainCNN, batchnorm_names, build, head_names
 
 # Parameter counts of torchvision's models (1000 classes, 3 channels), as its documentation states them.
@@ -140,3 +141,14 @@ def test_bad_requests(change, word):
     arguments = {"name": "resnet8", "classes": 2, "image_size": 32, "seed": 0, **change}
     with pytest.raises(FedLDError, match=word):
         build(**arguments)
+
+
+def test_batchnorm_models_train_as_views_of_a_flat_vector():
+    """Running statistics that share a version counter would break each other's backward pass."""
+    model = build("resnet8", classes=2, image_size=16, seed=0).train()
+    flat = FlatModel(model, Layout.of(model))
+    before = flat.vector.clone()
+    x = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    torch.nn.functional.cross_entropy(model(x), torch.tensor([0, 1, 0, 1])).backward()
+    assert flat.gradient.abs().sum() > 0
+    assert not torch.equal(flat.vector[flat.layout.buffers], before[flat.layout.buffers])

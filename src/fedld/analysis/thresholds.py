@@ -17,7 +17,7 @@ THRESHOLDS: dict[str, Threshold] = {
     "single_class": Threshold(1.1, "effective number of classes up to which a client holds one class"),
     "size_imbalance": Threshold(1.0, "standard deviation over mean of the sizes from which sizes differ"),
     "feature_shift": Threshold(0.5, "distance of mean features beyond chance, in spreads inside a client"),
-    "opposed_cosine": Threshold(-0.1, "mean cosine across the split up to which two groups are opposed"),
+    "opposed_cosine": Threshold(-0.2, "mean cosine across the split up to which two groups are opposed"),
     "agreeing_cosine": Threshold(0.1, "mean cosine inside the sides from which they are groups"),
     "minority_weight": Threshold(0.1, "share of the samples from which the smaller side is a group"),
     "conflict_cosine": Threshold(-0.05, "cosine below which two updates are in conflict"),
@@ -38,7 +38,7 @@ THRESHOLDS: dict[str, Threshold] = {
         0.25, "relative change from which a term rises or falls between first and last record"
     ),
     "standard_errors": Threshold(2.0, "standard errors below which an estimated term may be 0"),
-    "buffer_disagreement": Threshold(0.3, "spread of BatchNorm means, in running standard deviations"),
+    "buffer_disagreement": Threshold(0.04, "spread of BatchNorm means, in running standard deviations"),
     "above_chance": Threshold(0.02, "balanced accuracy over 1 / classes up to which nothing was learned"),
     "excluded_rounds": Threshold(1.0, "rounds without a client from which its loss is reported"),
 }
