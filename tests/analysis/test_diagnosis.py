@@ -200,7 +200,7 @@ def test_training_records():
     found = warnings(Evidence(label_counts=[[30, 30], [30, 30]], rounds=rounds, client_rounds=lines))
     assert set(found) == {"nothing_learned", "batchnorm", "excluded", "overruled"}
     assert "a " in found["overruled"].sentence
-    healthy = [{"round": 0, "balanced_accuracy": 0.8, "buffer_disagreement": 0.05, "excluded": {}}]
+    healthy = [{"round": 0, "balanced_accuracy": 0.8, "buffer_disagreement": 0.01, "excluded": {}}]
     assert diagnose(Evidence(label_counts=[[30, 30], [30, 30]], rounds=healthy)) == []
 
 
