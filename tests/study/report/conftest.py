@@ -56,6 +56,7 @@ def make_run(path: Path, method: str = "fedavg", seed: int = 0, **options) -> Pa
             "norm_ratio": 0.8 + 0.1 * random.normal(),
             "cosine_to_average": 0.9,
             "bytes_up": 4_000_000,
+            "buffer_disagreement": None,
             "bytes_down": 4_000_000,
             "accuracy": accuracy,
             "balanced_accuracy": accuracy - 0.01,
@@ -99,6 +100,15 @@ def make_run(path: Path, method: str = "fedavg", seed: int = 0, **options) -> Pa
                 "norms": np.sqrt(np.diagonal(gram)).tolist(),
                 "eigenvalues": values.tolist(),
                 "kept": kept,
+                "kept_energy": 0.9,
+                "cosines": [0.7] * clients,
+                "norm_ratio": line["norm_ratio"],
+                "cosine": 0.9,
+                "coefficients": {},
+                "eigen_gap": 0.1,
+                "sign_margin": 0.1,
+                "weight_for": [0.8] * kept,
+                "weight_against": [0.2] * kept,
                 "votes_for": [clients - k % (clients // 2 + 1) for k in range(kept)],
                 "votes_against": [k % (clients // 2 + 1) for k in range(kept)],
                 "gram": gram.tolist(),
@@ -134,7 +144,7 @@ def make_run(path: Path, method: str = "fedavg", seed: int = 0, **options) -> Pa
             "count": [50] * 10,
             "ece": 0.05,
         },
-        "labels": ["healthy", "disease", *(f"class {k}" for k in range(2, classes))][:classes],
+        "classes": ["healthy", "disease", *(f"class {k}" for k in range(2, classes))][:classes],
     }
     (path / "predictions.json").write_text(json.dumps(predictions))
     summary = {

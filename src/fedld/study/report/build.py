@@ -3,10 +3,14 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from fedld.errors import FedLDError
+from fedld.study.evidence import Shared, diagnose_all
 from fedld.study.report.chart import Chart, looks
 from fedld.study.report.clients import fairness_chart, labels_chart
 from fedld.study.report.comparison import difference_chart, explanation_chart
+from fedld.study.report.contributions import contributions_chart
 from fedld.study.report.curves import by_label, measure_chart, step_chart, traffic_chart
 from fedld.study.report.matrices import cosine_chart, cross_loss_chart
 from fedld.study.report.quality import calibration_chart, confusion_chart
@@ -16,6 +20,7 @@ from fedld.study.report.terms import terms_chart
 from fedld.study.runs import Run, Study, clean
 from fedld.study.verdict import Verdict, judge
 
+TOP = (400, 250)  # the charts under the verdict
 log = logging.getLogger(__name__)
 
 
@@ -28,6 +33,7 @@ class Missing:
 
 
 Block = Chart | Table | Missing
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,8 +53,14 @@ class Group:
     title: str
     runs: list[Run]
     verdict: Verdict | None
+    findings: list[Shared] | Missing
     top: list[Block]
     sections: list[Section]
+
+    @property
+    def labels(self) -> list[str]:
+        """The methods."""
+        return list(by_label(self.runs))
 
     def charts(self) -> Iterator[Chart]:
         """All charts, each once."""
@@ -92,12 +104,13 @@ def _group(key: str, title: str, runs: list[Run], study: Study) -> Group:
     verdict = judge(runs, study.baseline)
     needs_rounds = "rounds.jsonl holds no measurement of it"
     needs_terms = "no round was decomposed: run with --decompose 1"
+    needs_labels = "clients.jsonl holds no label counts"
     needs_gram = "conflict.jsonl holds no Gram matrix"
     needs_predictions = "predictions.json is missing: it is written when a run ends"
     top: list[Block] = []
     if verdict is not None:
         top.append(_part("Difference", "needs two methods", lambda: difference_chart(verdict, styles)))
-    top.append(_part("Accuracy", needs_rounds, lambda: measure_chart(runs, "accuracy", styles)))
+    top.append(_part("Accuracy", needs_rounds, lambda: measure_chart(runs, "accuracy", styles, TOP)))
     if verdict is not None and verdict.rival is not None:
         top.append(_part("Which loss term explains it", needs_terms, lambda: _explain(verdict)))
     sections = [
@@ -111,6 +124,7 @@ def _group(key: str, title: str, runs: list[Run], study: Study) -> Group:
         Section("decomposition", "Loss decomposition", [
             _part("Loss decomposition over rounds", needs_terms, lambda: terms_chart(runs)),
             _part("Cross loss", needs_terms, lambda: cross_loss_chart(runs)),
+            _part("Clients behind the terms", needs_terms, lambda: contributions_chart(runs, styles)),
         ]),
         Section("conflict", "Update conflict", [
             _part("Cosine between clients", needs_gram, lambda: cosine_chart(runs)),
@@ -118,7 +132,7 @@ def _group(key: str, title: str, runs: list[Run], study: Study) -> Group:
             _part("Server step", needs_rounds, lambda: step_chart(runs, styles)),
         ]),
         Section("clients", "Clients", [
-            _part("Labels of every client", "clients.jsonl holds no label counts", lambda: labels_chart(runs)),
+            _part("Labels of every client", needs_labels, lambda: labels_chart(runs)),
             _part("Accuracy of every client", needs_rounds, lambda: fairness_chart(runs, styles)),
         ]),
         Section("quality", "Errors and calibration", [
@@ -131,7 +145,8 @@ def _group(key: str, title: str, runs: list[Run], study: Study) -> Group:
         ]),
         Section("settings", "Settings", [settings_table(runs)]),
     ]  # fmt: skip
-    return Group(key, title, runs, verdict, top, _without_empty(sections))
+    findings = _part("Diagnosis", "", lambda: diagnose_all(runs))
+    return Group(key, title, runs, verdict, findings, top, _without_empty(sections))
 
 
 def _explain(verdict: Verdict) -> Chart | None:
@@ -140,11 +155,12 @@ def _explain(verdict: Verdict) -> Chart | None:
     return explanation_chart(verdict.winner.label, verdict.rival, verdict.explanation)
 
 
-def _part(title: str, why: str, make: Callable[[], Chart | None]) -> Block:
+def _part(title: str, why: str, make: Callable[[], T | None]) -> T | Missing:
     """A chart, or what it lacks; damaged records must not cost the reader the rest of the page."""
     try:
-        return make() or Missing(title, why)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        made = make()
+        return Missing(title, why) if made is None else made
+    except (ArithmeticError, AttributeError, FedLDError, LookupError, TypeError, ValueError) as error:
         log.debug("cannot draw %s", title, exc_info=True)
         return Missing(title, f"its records are damaged ({type(error).__name__}: {clean(error)})")
 

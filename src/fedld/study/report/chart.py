@@ -38,7 +38,7 @@ class Chart:
     summary: str  # what a screen reader says instead of the drawing
     figure: Figure
     columns: tuple[str, ...]
-    rows: list[tuple[Cell, ...]]
+    rows: Sequence[tuple[Cell, ...]]
     hover: list[Hover] = field(default_factory=list)
     legend: list[Key] = field(default_factory=list)
     heat: dict[str, Any] | None = None  # matrices for the round slider

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from fedld.study.report.chart import Cell, Chart, Floats, Look, settle, short
 from fedld.study.report.curves import by_label
 from fedld.study.report.style import SECOND, SEQUENTIAL, SERIES, SURFACE, drawing, new_figure
-from fedld.study.runs import Run, number
+from fedld.study.runs import Run, clean, number
 
 
 def label_counts(run: Run) -> dict[int, list[int]]:
@@ -43,19 +43,20 @@ def labels_chart(runs: Sequence[Run]) -> Chart | None:
 
 def class_names(run: Run, count: int) -> list[str]:
     """Names from the predictions, or numbers."""
-    known = (run.predictions or {}).get("labels")
+    known = (run.predictions or {}).get("classes")
     if isinstance(known, list) and len(known) == count:
-        return [str(name) for name in known]
+        return [clean(name) for name in known]
     return [f"class {k}" for k in range(count)]
 
 
 def _bars(matrix: Floats, names: list[str], classes: list[str]) -> Figure:
-    figure = new_figure(640, 110 + max(110, 24 * len(names)))
+    figure = new_figure(560, 110 + max(110, 24 * len(names)))
     ax = figure.add_subplot()
     left = np.zeros(len(names))
     for k, name in enumerate(classes):
-        kwargs = {"color": SERIES[k], "edgecolor": SURFACE, "linewidth": 1.5, "height": 0.7}
-        ax.barh(range(len(names)), matrix[:, k], left=left, label=short(name), **kwargs)
+        bars = ax.barh(range(len(names)), matrix[:, k], left=left, label=short(name), height=0.7)
+        for bar in bars:
+            bar.set(facecolor=SERIES[k], edgecolor=SURFACE, linewidth=1.5)
         left += matrix[:, k]
     ax.set_yticks(range(len(names)), [short(n) for n in names], fontsize=9.5)
     ax.invert_yaxis()
@@ -67,7 +68,7 @@ def _bars(matrix: Floats, names: list[str], classes: list[str]) -> Figure:
 
 
 def _cells(matrix: Floats, names: list[str], classes: list[str]) -> Figure:
-    figure = new_figure(640, 110 + max(110, 20 * len(names)))
+    figure = new_figure(560, 110 + max(110, 20 * len(names)))
     ax = figure.add_subplot()
     mesh = ax.pcolormesh(matrix, cmap=SEQUENTIAL, edgecolor=SURFACE, linewidth=0.4, vmin=0)
     rotation = 0 if max(map(len, classes)) < 4 else 90
@@ -86,9 +87,9 @@ def client_accuracies(run: Run) -> tuple[dict[str, float], str]:
     for line in reversed(run.rounds.lines):
         own = line.get("client_accuracy")
         if isinstance(own, dict) and own:
-            return {str(k): 100 * float(v) for k, v in own.items() if v is not None}, "own test set"
+            return {clean(k): 100 * float(v) for k, v in own.items() if v is not None}, "own test set"
     latest = {line["client"]: line for line in run.clients.lines if "client" in line}
-    values = {str(name): 100 * number(line, "accuracy_before") for name, line in latest.items()}
+    values = {clean(name): 100 * number(line, "accuracy_before") for name, line in latest.items()}
     return {name: v for name, v in values.items() if np.isfinite(v)}, "own training data"
 
 
@@ -120,13 +121,15 @@ def fairness_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | N
     if not found:
         return None
     with drawing():
-        figure = new_figure(640, 100 + 42 * len(found))
+        figure = new_figure(560, 100 + 42 * len(found))
         ax = figure.add_subplot()
         for y, (label, values) in enumerate(found.items()):
             x = np.array(list(values.values()))
             ax.plot((x.min(), x.max()), (y, y), color=styles[label].colour, linewidth=2, alpha=0.4)
-            kwargs = {"s": 64, "edgecolors": SURFACE, "linewidths": 1.5, "alpha": 0.9, "zorder": 3}
-            ax.scatter(x, np.full(len(x), y), color=styles[label].colour, **kwargs)
+            ax.plot(
+                x, np.full(len(x), y), "o", color=styles[label].colour, markersize=8,
+                markeredgecolor=SURFACE, markeredgewidth=1.5,
+            )  # fmt: skip
             worst = min(values, key=lambda n: values[n])
             ax.annotate(
                 short(worst, 18), (x.min(), y), (0, 9), textcoords="offset points", fontsize=9, ha="center"

@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 
 from fedld.study.report.chart import Chart, Look, settle, short
 from fedld.study.report.style import INK, MUTED, SURFACE, TERM_COLOURS, drawing, new_figure
+from fedld.study.report.words import signed
 from fedld.study.verdict import Explanation, Verdict
 
 
@@ -15,7 +16,7 @@ def difference_chart(verdict: Verdict, styles: Mapping[str, Look]) -> Chart | No
     if not tested:
         return None
     with drawing():
-        figure = new_figure(420, max(150, 70 + 30 * len(tested)))
+        figure = new_figure(400, max(250, 70 + 30 * len(tested)))
         ax = figure.add_subplot()
         for y, (standing, d) in enumerate(tested):
             colour = styles[standing.label].colour
@@ -30,7 +31,7 @@ def difference_chart(verdict: Verdict, styles: Mapping[str, Look]) -> Chart | No
         ax.grid(axis="y", visible=False)
         ax.set_xlabel(f"accuracy minus {short(verdict.baseline)}'s (points)")
         settle(figure)
-    said = [f"{s.label} {d.mean:+.2f} points{_interval(d.interval)}" for s, d in reversed(tested)]
+    said = [f"{s.label} {signed(d.mean)} points{_interval(d.interval)}" for s, d in reversed(tested)]
     return Chart(
         "difference",
         f"Difference to {verdict.baseline}",
@@ -46,7 +47,7 @@ def difference_chart(verdict: Verdict, styles: Mapping[str, Look]) -> Chart | No
 
 
 def _interval(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else f" (95 % interval {interval[0]:+.2f} to {interval[1]:+.2f})"
+    return "" if interval is None else f" (95 % interval {signed(interval[0])} to {signed(interval[1])})"
 
 
 def explanation_chart(winner: str, rival: str, found: Explanation) -> Chart:
@@ -54,11 +55,11 @@ def explanation_chart(winner: str, rival: str, found: Explanation) -> Chart:
     names = [*found.terms, "total"]
     values = [*found.terms.values(), found.total]
     with drawing():
-        figure = new_figure(420, 190)
+        figure = new_figure(400, 250)
         ax = figure.add_subplot()
         colours = [*(TERM_COLOURS[t] for t in found.terms), INK]
         bars = ax.barh(range(4), values, color=colours, height=0.55)
-        ax.bar_label(bars, [f"{v:+.3f}" for v in values], padding=4, fontsize=10)
+        ax.bar_label(bars, [signed(v, 3) for v in values], padding=4, fontsize=10)
         _error_bars(ax, found)
         ax.axvline(0, color=MUTED, linewidth=1)
         ax.set_yticks(range(4), ["local", "shift", "aggregation", "= global loss"])
@@ -66,10 +67,11 @@ def explanation_chart(winner: str, rival: str, found: Explanation) -> Chart:
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
         ax.grid(axis="y", visible=False)
-        ax.margins(x=0.22)
+        ax.margins(x=0.24)
+        ax.locator_params(axis="x", nbins=5)
         ax.set_xlabel(f"loss of {short(winner, 16)} minus {short(rival, 16)}")
         settle(figure)
-    said = ", ".join(f"{name} {value:+.4f}" for name, value in zip(names, values, strict=True))
+    said = ", ".join(f"{name} {signed(value, 4)}" for name, value in zip(names, values, strict=True))
     return Chart(
         "explanation",
         "Which loss term explains it",

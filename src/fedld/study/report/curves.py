@@ -45,7 +45,7 @@ def bands_of(runs: Sequence[Run], key: str, factor: float = 1.0) -> dict[str, Ba
 
 
 def measure_chart(
-    runs: Sequence[Run], key: str, styles: Mapping[str, Look], size: tuple[int, int] = (640, 320)
+    runs: Sequence[Run], key: str, styles: Mapping[str, Look], size: tuple[int, int] = (560, 300)
 ) -> Chart | None:
     """One measure over rounds."""
     name, unit, factor = MEASURES[key]
@@ -95,7 +95,7 @@ def step_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | None:
     if not ratio or not cosine:
         return None
     with drawing():
-        figure = new_figure(980, 280)
+        figure = new_figure(1140, 280)
         left, right = figure.subplots(1, 2)
         for ax, bands, title in (
             (left, ratio, "Step length / average's"),
@@ -139,7 +139,7 @@ def traffic_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | No
     if not lines:
         return None
     with drawing():
-        figure = new_figure(640, 320)
+        figure = new_figure(560, 300)
         ax = figure.add_subplot()
         for label, (x, y) in lines.items():
             (line,) = ax.plot(
@@ -158,7 +158,7 @@ def traffic_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | No
         figure,
         ("method", "megabytes", "accuracy"),
         [(k, float(a), float(b)) for k, (x, y) in lines.items() for a, b in zip(x, y, strict=True)],
-        [hover_of(ax, lines, colours(styles))],
+        [hover_of(ax, lines, colours(styles)) | {"unit": "MB"}],
         legend(lines, styles),
     )
 

@@ -25,8 +25,8 @@ Frames = dict[int, Floats]
 def cross_loss_chart(runs: Sequence[Run]) -> Chart | None:
     """L_j(w_i): model of client i on the data of client j, for one seed of every method."""
     frames, names = _collect(runs, "cross_loss")
-    values = np.concatenate([f.ravel() for by_round in frames.values() for f in by_round.values()] or [[]])
-    finite = values[np.isfinite(values)]
+    values = [matrix.ravel() for by_round in frames.values() for matrix in by_round.values()]
+    finite = np.array([v for some in values for v in some[np.isfinite(some)]])
     if not finite.size:
         return None
     scale = (float(finite.min()), float(np.quantile(finite, 0.99)))
@@ -86,9 +86,8 @@ def _thin(frames: dict[str, Frames]) -> dict[str, Frames]:
 
 def _cross(line: Line, count: int) -> Floats | None:
     """Row: data of client j. Column: model of client i, nan where it was not sampled."""
-    sampled = line.get("sampled")
-    matrix = _matrix(line.get("cross_loss"))
-    if matrix is None or not _indices(sampled, count) or matrix.shape != (count, len(sampled or [])):
+    sampled, matrix = _indices(line.get("sampled"), count), _matrix(line.get("cross_loss"))
+    if matrix is None or matrix.shape != (count, len(sampled)):
         return None
     full = np.full((count, count), np.nan)
     full[:, sampled] = matrix
@@ -96,8 +95,8 @@ def _cross(line: Line, count: int) -> Floats | None:
 
 
 def _cosines(line: Line, count: int) -> Floats | None:
-    sampled, gram = line.get("sampled"), _matrix(line.get("gram"))
-    if gram is None or not _indices(sampled, count) or gram.shape != (len(sampled or []),) * 2:
+    sampled, gram = _indices(line.get("sampled"), count), _matrix(line.get("gram"))
+    if gram is None or gram.shape != (len(sampled),) * 2:
         return None
     norms = np.sqrt(np.maximum(np.diagonal(gram), 0))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -107,8 +106,10 @@ def _cosines(line: Line, count: int) -> Floats | None:
     return full[:SHOWN, :SHOWN]
 
 
-def _indices(sampled: Any, count: int) -> bool:
-    return isinstance(sampled, list) and all(isinstance(i, int) and 0 <= i < count for i in sampled)
+def _indices(sampled: Any, count: int) -> list[int]:
+    """Clients of a round; none if the record is damaged."""
+    sound = isinstance(sampled, list) and all(isinstance(i, int) and 0 <= i < count for i in sampled)
+    return sampled if sound else []
 
 
 def _matrix(value: Any) -> Floats | None:
@@ -140,7 +141,7 @@ def _heat_chart(
     last, clients = list(frames[label])[-1], names[label]
     matrix = frames[label][last]
     with drawing():
-        figure = new_figure(620, 520)
+        figure = new_figure(560, 480)
         ax = figure.add_subplot()
         mesh = ax.pcolormesh(
             matrix, cmap=colours, vmin=scale[0], vmax=scale[1], edgecolor=SURFACE, linewidth=0.4
@@ -148,7 +149,7 @@ def _heat_chart(
         mesh.set_gid("part-mesh")
         _name_axes(ax, clients, axes)
         bar = figure.colorbar(mesh, ax=ax, fraction=0.05, pad=0.03)
-        bar.outline.set_visible(False)  # type: ignore[operator]
+        bar.outline.set_visible(False)
         settle(figure)
     heat = {
         "box": frame_of(ax),

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from fedld import __version__
@@ -49,11 +49,12 @@ def asset(name: str) -> str:
 
 
 @cache
-def _template() -> Any:
+def _template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals = {"headline": headline, "answers": answers, "svg": svg, "embed": embed, "kind": kind}
+    environment.globals = {"headline": headline, "answers": answers, "svg": svg, "embed": embed}
+    environment.globals |= {"kind": kind}
     return environment.from_string(asset("page.html"))
 
 
@@ -64,7 +65,12 @@ def svg(chart: Chart, prefix: str) -> Markup:
 
 def embed(chart: Chart) -> Markup:
     """Data for the page's script. No '<' is left in it, so no name can close the element."""
-    data = {"name": chart.name, "title": chart.title, "hover": chart.hover, "heat": chart.heat}
+    data: dict[str, Any] = {
+        "name": chart.name,
+        "title": chart.title,
+        "hover": chart.hover,
+        "heat": chart.heat,
+    }
     if chart.heat is None:
         data |= {"columns": chart.columns, "rows": chart.rows}
     text = json.dumps(_short(data), separators=(",", ":"), allow_nan=False)
@@ -82,4 +88,4 @@ def _short(value: Any) -> Any:
 
 def kind(block: object) -> str:
     """What a block is, for the template."""
-    return {Chart: "chart", Table: "table", Missing: "missing"}[type(block)]
+    return {Chart: "chart", Table: "table", Missing: "missing"}.get(type(block), "other")

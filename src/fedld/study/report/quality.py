@@ -25,13 +25,13 @@ def confusion_chart(runs: Sequence[Run]) -> Chart | None:
         return None
     classes = class_names(runs[0], len(next(iter(found.values()))))
     shown = dict(list(found.items())[:PANELS])
-    columns = min(3, len(shown))
+    columns = min(2, len(shown))
     rows = -(-len(shown) // columns)
     with drawing():
-        figure = new_figure(980 if columns > 1 else 460, 40 + 320 * rows)
-        axes = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
-        for ax, (label, counts) in zip(axes, shown.items(), strict=False):
-            _cells(ax, counts, classes)
+        figure = new_figure(560, 40 + (260 if columns > 1 else 400) * rows)
+        axes = figure.subplots(rows, columns, squeeze=False).ravel()
+        for ax, (label, total) in zip(axes, shown.items(), strict=False):
+            _cells(ax, total, classes)
             ax.set_title(short(label))
         for ax in axes[len(shown) :]:
             ax.set_visible(False)
@@ -51,7 +51,6 @@ def confusion_chart(runs: Sequence[Run]) -> Chart | None:
         figure,
         ("method", "true", "predicted", "count"),
         data,
-        wide=columns > 1,
     )
 
 
@@ -69,10 +68,9 @@ def _cells(ax: Any, counts: Floats, classes: list[str]) -> None:
     square = counts[:, : len(counts)] if not counts[:, len(counts) :].any() else counts
     share = square / np.maximum(square.sum(1, keepdims=True), 1)
     ax.pcolormesh(share, cmap=SEQUENTIAL, vmin=0, vmax=1, edgecolor=SURFACE, linewidth=1)
-    size = 10 if len(classes) <= 6 else 7
     for (i, j), value in np.ndenumerate(square):
-        if len(classes) <= 12:
-            text = ax.text(j + 0.5, i + 0.5, f"{int(value)}", ha="center", va="center", fontsize=size)
+        if len(classes) <= 6:
+            text = ax.text(j + 0.5, i + 0.5, f"{int(value)}", ha="center", va="center", fontsize=10)
             text.set_gid("part-light" if share[i, j] > 0.5 else "part-ink")
             text.set_color(SURFACE if share[i, j] > 0.5 else INK)
     columns = [*classes, "not finite"][: square.shape[1]]
@@ -96,7 +94,7 @@ def calibration_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart 
     if not found:
         return None
     with drawing():
-        figure = new_figure(460, 380)
+        figure = new_figure(560, 420)
         ax = figure.add_subplot()
         ax.plot((0, 100), (0, 100), color=MUTED, linewidth=1, zorder=0)
         for label, points in found.items():

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from fedld.study.report.chart import Chart, settle, short
@@ -17,18 +16,19 @@ PANELS = 9
 
 def spectrum_chart(runs: Sequence[Run]) -> Chart | None:
     """Share of every axis in the last round, split by the clients that point along it or against it."""
-    found = {label: _last(own[0]) for label, own in by_label(runs).items()}
-    found = {label: line for label, line in list(found.items())[:PANELS] if line}
+    last = {label: _last(own[0]) for label, own in list(by_label(runs).items())[:PANELS]}
+    found = {label: line for label, line in last.items() if line is not None}
     if not found:
         return None
-    columns = min(3, len(found))
+    columns = 1 if len(found) <= 4 else 2
     rows = -(-len(found) // columns)
     with drawing():
-        figure = new_figure(980 if columns > 1 else 560, 60 + 190 * rows)
-        axes = np.atleast_1d(figure.subplots(rows, columns, sharey=True, squeeze=False)).ravel()
+        figure = new_figure(560, 80 + 128 * rows)
+        axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
         for ax, (label, line) in zip(axes, found.items(), strict=False):
             _draw(ax, line)
             ax.set_title(f"{short(label)}, round {line['round']}")
+        axes[0].set_ylim(0, 1.25 * max(axis[0] for line in found.values() for axis in line["axes"]))
         for ax in axes[len(found) :]:
             ax.set_visible(False)
         figure.supxlabel("principal axis", fontsize=11)
@@ -40,7 +40,7 @@ def spectrum_chart(runs: Sequence[Run]) -> Chart | None:
         "spectrum",
         "Principal spectrum with votes",
         "Above the bars: clients for : against. An axis with as many against it as for it is a conflict, "
-        "not a common direction.",
+        "not a common direction. Grey: not used.",
         "First axis: "
         + "; ".join(f"{k} {a[0]:.0f} % of energy, {a[1]} for, {a[2]} against" for k, a in first.items()),
         figure,
@@ -50,7 +50,6 @@ def spectrum_chart(runs: Sequence[Run]) -> Chart | None:
             for label, line in found.items()
             for k, axis in enumerate(line["axes"])
         ],
-        wide=columns > 1,
     )
 
 
@@ -72,11 +71,12 @@ def _draw(ax: Any, line: dict[str, Any]) -> None:
     for k, (energy, plus, minus) in enumerate(line["axes"]):
         votes = plus + minus
         share = energy * plus / votes if votes else 0.0
-        width = {"width": 0.7, "edgecolor": SURFACE, "linewidth": 1}
         if votes:
-            ax.bar(k + 1, share, color=SERIES[0], label="votes for" if k == 0 else None, **width)
-            kwargs = {"bottom": share, "color": SERIES[5], "label": "votes against" if k == 0 else None}
-            ax.bar(k + 1, energy - share, **kwargs, **width)
+            ax.bar(k + 1, share, 0.7, color=SERIES[0], edgecolor=SURFACE, label="" if k else "votes for")
+            ax.bar(
+                k + 1, energy - share, 0.7, share, color=SERIES[5], edgecolor=SURFACE,
+                label="" if k else "votes against",
+            )  # fmt: skip
             ax.annotate(
                 f"{plus}:{minus}",
                 (k + 1, energy),
@@ -86,7 +86,6 @@ def _draw(ax: Any, line: dict[str, Any]) -> None:
                 fontsize=9,
             )
         else:
-            ax.bar(k + 1, energy, color=MUTED, **width)
+            ax.bar(k + 1, energy, 0.7, color=MUTED, edgecolor=SURFACE)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(axis="x", visible=False)
-    ax.margins(y=0.15)

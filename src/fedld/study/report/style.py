@@ -9,9 +9,9 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import matplotlib as mpl
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import LinearSegmentedColormap, ListedColormap, to_hex
 from matplotlib.figure import Figure
 
@@ -28,12 +28,12 @@ _POLES = ("#9c2323", "#e5706d", "#efeeeb", "#6da2e3", "#184f96")
 _POLES_DARK = ("#f08d8b", "#a83f3e", "#343432", "#2f66ab", "#7cb0f0")
 
 
-def _ramp(name: str, colours: tuple[str, ...]) -> ListedColormap:
-    smooth = LinearSegmentedColormap.from_list(name, list(colours))
-    return ListedColormap([to_hex(smooth(i / (STEPS - 1))) for i in range(STEPS)], name)
+def _ramp(colours: tuple[str, ...]) -> list[str]:
+    smooth = LinearSegmentedColormap.from_list("ramp", list(colours))
+    return [to_hex(smooth(i / (STEPS - 1))) for i in range(STEPS)]
 
 
-SEQUENTIAL, DIVERGING = _ramp("loss", _BLUES), _ramp("cosine", _POLES)
+SEQUENTIAL, DIVERGING = ListedColormap(_ramp(_BLUES)), ListedColormap(_ramp(_POLES))
 
 
 def variables(dark: bool) -> dict[str, str]:
@@ -49,7 +49,7 @@ def variables(dark: bool) -> dict[str, str]:
     found = {name: pair[dark] for name, pair in fixed.items()}
     found |= {f"s{i}": c for i, c in enumerate(DARK_SERIES if dark else SERIES)}
     for letter, ramp in (("q", _BLUES_DARK if dark else _BLUES), ("d", _POLES_DARK if dark else _POLES)):
-        found |= {f"{letter}{i}": to_hex(c) for i, c in enumerate(_ramp(letter, ramp).colors)}
+        found |= {f"{letter}{i}": colour for i, colour in enumerate(_ramp(ramp))}
     return found
 
 
@@ -70,7 +70,7 @@ def css_variables() -> str:
 @contextmanager
 def drawing() -> Iterator[None]:
     """Matplotlib's settings for every figure."""
-    settings = {
+    settings: dict[Any, Any] = {
         "font.family": ["DejaVu Sans"],
         "font.size": 11,
         "axes.titlesize": 11.5,
@@ -115,7 +115,7 @@ def svg_text(figure: Figure, name: str) -> str:
     """The figure as a standalone SVG file."""
     buffer = io.StringIO()
     with drawing(), mpl.rc_context({"svg.hashsalt": name}):
-        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from fedld.study.report.chart import Look
 from fedld.study.report.clients import fairness
 from fedld.study.report.curves import by_label
+from fedld.study.report.words import signed
 from fedld.study.runs import Run, clean, number
 from fedld.study.verdict import Verdict
 
@@ -44,6 +45,7 @@ class Table:
     note: str
     columns: list[str]
     rows: list[list[Entry]]
+    wide: bool = True
 
 
 def comparison_table(runs: Sequence[Run], verdict: Verdict | None, styles: Mapping[str, Look]) -> Table:
@@ -59,8 +61,8 @@ def comparison_table(runs: Sequence[Run], verdict: Verdict | None, styles: Mappi
             [
                 Entry(label, label, styles[label].css),
                 percent(list(standing.accuracy.values()) if standing else []),
-                Entry(f"{d.mean:+.2f}", d.mean) if d else Entry("–"),
-                Entry("[{:+.2f}, {:+.2f}]".format(*d.interval), d.interval[0])
+                Entry(signed(d.mean), d.mean) if d else Entry("–"),
+                Entry(f"[{signed(d.interval[0])}, {signed(d.interval[1])}]", d.interval[0])
                 if d and d.interval
                 else Entry("–"),
                 p_value(standing.p_value if standing else None),
@@ -77,7 +79,10 @@ def comparison_table(runs: Sequence[Run], verdict: Verdict | None, styles: Mappi
     base = verdict.baseline if verdict else "baseline"
     columns = ["method", "accuracy %", f"minus {base}", "95 % interval", "p (Holm)", "AUROC", "balanced %"]
     columns += ["loss", "ECE", "worst client %", "client gap", "personalised %", "seeds"]
-    note = "Mean ± standard deviation over seeds, global model, last round. Select a heading to sort."
+    note = (
+        "Mean ± standard deviation over seeds, global model, last round. The interval is each comparison's "
+        "own; p is corrected for all of them. Select a heading to sort."
+    )
     return _drop_empty(Table("comparison", "Methods", note, columns, rows))
 
 
@@ -154,8 +159,8 @@ def cost_table(runs: Sequence[Run]) -> Table:
                 Entry(f"{rounds:.0f}", rounds),
             ]
         )
-    columns = ["method", "MB to server", "MB from server", "seconds", "seconds a round", "rounds"]
-    return Table("cost", "Cost of a run", "Mean over seeds.", columns, rows)
+    columns = ["method", "MB up", "MB down", "seconds", "s a round", "rounds"]
+    return Table("cost", "Cost of a run", "Mean over seeds.", columns, rows, wide=False)
 
 
 def _sums(runs: Sequence[Run], key: str) -> list[float]:

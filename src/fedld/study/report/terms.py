@@ -26,7 +26,7 @@ def terms_chart(runs: Sequence[Run]) -> Chart | None:
     columns = min(COLUMNS, len(labels))
     rows = -(-len(labels) // columns)
     with drawing():
-        figure = new_figure(980 if columns > 1 else 640, 60 + 230 * rows)
+        figure = new_figure(1140 if columns > 1 else 560, 60 + 240 * rows)
         axes = np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)).ravel()
         for ax, label in zip(axes, labels, strict=False):
             _stack(ax, {term: found[term][label] for term in found})

@@ -15,17 +15,27 @@ class Answer:
     tone: str = "plain"  # plain, good, unsure
 
 
+def signed(value: float, digits: int = 2) -> str:
+    """A difference with its sign, typeset.
+
+    >>> signed(-0.5), signed(0.125, 3), signed(-0.001)
+    ('−0.50', '+0.125', '0.00')
+    """
+    text = f"{value:+.{digits}f}"
+    return text[1:] if not float(text) else text.replace("-", "−")
+
+
 def headline(verdict: Verdict) -> str:
     """One sentence."""
     winner, test = verdict.winner, verdict.decisive
     if test is None or test.difference is None or verdict.rival is None:
         return f"{winner.label}: {winner.mean:.2f} % after round {verdict.round}"
     lead = abs(test.difference.mean)
-    sure = {True: "significantly ", False: "", None: ""}[test.significant]
-    tail = {True: "", False: ", but not significantly", None: ", from one seed only"}[test.significant]
-    if lead < 0.005:
+    verb = "beats" if test.significant else "is ahead of"
+    tail = {True: "", False: ", but not significantly", None: " with a single seed"}[test.significant]
+    if lead < 0.005:  # less than what is shown
         return f"{winner.label} and {verdict.rival} are level"
-    return f"{winner.label} {sure}beats {verdict.rival} by {lead:.2f} points{tail}"
+    return f"{winner.label} {verb} {verdict.rival} by {lead:.2f} points{tail}"
 
 
 def answers(verdict: Verdict) -> list[Answer]:
@@ -57,7 +67,7 @@ def _interval(verdict: Verdict, test: Standing) -> str:
     low, high = test.difference.interval
     if verdict.winner.label == verdict.baseline:
         low, high = -high, -low
-    return f"95 % interval {low:+.2f} to {high:+.2f}, {test.difference.n} paired seeds"
+    return f"95 % interval {signed(low)} to {signed(high)}, {test.difference.n} paired seeds"
 
 
 def _sure(verdict: Verdict) -> Answer:
@@ -87,12 +97,11 @@ def _why(verdict: Verdict) -> Answer:
         )
         return Answer(question, "None of them", detail, "unsure")
     share = found.terms[found.term]
-    detail = (
-        f"{MEANING[found.term]}: {share:+.3f} of {found.total:+.3f} against {verdict.rival} ({terms(found)})"
-    )
+    part = f"{signed(share, 3)} of {signed(found.total, 3)}"
+    detail = f"{MEANING[found.term]}: {part} against {verdict.rival} ({terms(found)})"
     return Answer(question, f"{found.term.capitalize()} loss", detail)
 
 
 def terms(found: Explanation) -> str:
     """The three differences."""
-    return ", ".join(f"{name} {value:+.3f}" for name, value in found.terms.items())
+    return ", ".join(f"{name} {signed(value, 3)}" for name, value in found.terms.items())
