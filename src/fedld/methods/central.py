@@ -11,7 +11,7 @@ from fedld.methods.base import Card, Method
 class Central(Method):
     """All data in one place, the upper reference: SGD on the pooled samples, the same epochs a round."""
 
-    card: ClassVar[Card] = Card("Central", "reference", communication="all data, once")
+    card: ClassVar[Card] = Card("Central", "reference", communication="all data up")
 
     def federation(self, federation: Federation) -> Federation:
         """One client that holds everybody's samples."""

@@ -18,7 +18,7 @@ class FedBN(Method):
     """
 
     card: ClassVar[Card] = Card(
-        "FedBN", "Li et al. 2021", personal="BatchNorm", communication="BatchNorm up, not down"
+        "FedBN", "Li et al. 2021", personal="BatchNorm", communication="none, BatchNorm only up"
     )
     personalised: ClassVar[bool] = True
 

@@ -19,7 +19,7 @@ class FedCM(Method):
 
     alpha: float = 0.1
 
-    card: ClassVar[Card] = Card("FedCM", "Xu et al. 2021", communication="Delta down: one more model")
+    card: ClassVar[Card] = Card("FedCM", "Xu et al. 2021", communication="a model down (Delta)")
 
     def init(self, weights: Tensor, layout: Layout, clients: int) -> Server:
         """Delta = 0."""

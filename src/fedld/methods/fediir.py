@@ -24,7 +24,7 @@ class FedIIR(Method):
     gamma: float = 1e-3
     ema: float = 0.95
 
-    card: ClassVar[Card] = Card("FedIIR", "Guo et al. 2023", communication="gradient of the head, both ways")
+    card: ClassVar[Card] = Card("FedIIR", "Guo et al. 2023", communication="head gradient each way")
 
     def check(self, model: nn.Module) -> None:
         """It needs features and a head."""

@@ -16,7 +16,7 @@ class FedNova(Method):
     steps, or with momentum the sum of the gradients' weights (|a_i|_1 of the paper).
     """
 
-    card: ClassVar[Card] = Card("FedNova", "Wang et al. 2020", communication="one number up")
+    card: ClassVar[Card] = Card("FedNova", "Wang et al. 2020", communication="a number up")
 
     def client_update(self, client: LocalClient) -> Reply:
         """FedAvg's, with tau_i."""

@@ -34,8 +34,8 @@ class FedPAC(Method):
     card: ClassVar[Card] = Card(
         "FedPAC",
         "Xu et al. 2023",
-        personal="head, mixed by the server",
-        communication="class counts and feature means up, prototypes down",
+        personal="head",
+        communication="feature means, prototypes",
     )
     personalised: ClassVar[bool] = True
 

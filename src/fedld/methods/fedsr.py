@@ -24,8 +24,8 @@ class FedSR(Method):
     card: ClassVar[Card] = Card(
         "FedSR",
         "Nguyen et al. 2022",
-        personal="class references, in training only",
-        communication="one linear layer, both ways",
+        personal="class references",
+        communication="a layer each way",
     )
 
     def check(self, model: nn.Module) -> None:

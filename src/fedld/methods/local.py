@@ -11,7 +11,7 @@ from fedld.methods.base import Card, Method, Replies, Server
 class Local(Method):
     """No federation, the lower reference: every client keeps its whole model, and there is no global one."""
 
-    card: ClassVar[Card] = Card("Local", "reference", personal="the whole model", communication="nothing")
+    card: ClassVar[Card] = Card("Local", "reference", personal="whole model", communication="nothing")
     personalised: ClassVar[bool] = True
     has_global: ClassVar[bool] = False
 

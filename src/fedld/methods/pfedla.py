@@ -16,8 +16,8 @@ class PFedLA(Method):
 
     alpha_i comes from a hypernetwork of the client's own on the server, softmax(w2 relu(w1 v_i)), which
     begins as the plain mean. After training from theta to theta' it descends J'(theta - theta'), J being the
-    Jacobian of the mixture; the client's model becomes theta'. A client that never replied has no model to mix. There
-    is no global model, and the aggregation rule is reported but not used.
+    Jacobian of the mixture; the client's model becomes theta'. A client that never replied has no model to
+    mix. There is no global model, and the aggregation rule is reported but not used.
     """
 
     hn_lr: float = 5e-3
@@ -27,8 +27,8 @@ class PFedLA(Method):
     card: ClassVar[Card] = Card(
         "pFedLA",
         "Ma et al. 2022",
-        personal="the whole model, mixed by the server",
-        communication="-; the server stores every client's model",
+        personal="whole model",
+        communication="none, server keeps models",
     )
     personalised: ClassVar[bool] = True
     has_global: ClassVar[bool] = False

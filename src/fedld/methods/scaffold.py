@@ -25,7 +25,7 @@ class Scaffold(Method):
     card: ClassVar[Card] = Card(
         "SCAFFOLD",
         "Karimireddy et al. 2020",
-        communication="c down, change of c_i up: twice the model each way",
+        communication="a model each way (c)",
     )
 
     def init(self, weights: Tensor, layout: Layout, clients: int) -> Server:

@@ -1,0 +1,18 @@
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from fedld.aggregation import FedGH as Harmonise
+from fedld.aggregation import Rule
+from fedld.methods.base import Card, Method
+
+
+@dataclass(frozen=True)
+class FedGH(Method):
+    """Gradient harmonisation: of two updates that oppose each other, each loses its part along the other.
+
+    The field knows another "FedGH" (global header); this is the one the paper compares with.
+    """
+
+    rule: Rule = field(default_factory=Harmonise)
+
+    card: ClassVar[Card] = Card("FedGH", "Zhang et al. 2024")

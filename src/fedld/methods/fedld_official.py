@@ -1,0 +1,50 @@
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedld.aggregation import Aggregate, Mean, Principal, Rule, aggregate
+from fedld.layout import Layout
+from fedld.local import Objective
+from fedld.local.objectives import Official
+from fedld.methods.base import Card, Method, Replies, Server
+
+
+@dataclass(frozen=True)
+class FedLDOfficial(Method):
+    """The arithmetic of FedLD's released code, for comparison with the paper's.
+
+    The margin term sees probabilities and the whole batch; the axes are weighted by the sum of all
+    eigenvalues, tensor by tensor, which shortens the step; clients count alike; the first round is a plain
+    mean. Buffers are averaged, as everywhere here (the released code treats them as parameters).
+    """
+
+    objective: Objective = field(default_factory=Official)
+    rule: Rule = field(default_factory=lambda: Principal(weighting="sum"))
+    granularity: str = "tensor"
+
+    card: ClassVar[Card] = Card("FedLD, released code", "Zeng et al. 2024")
+
+    def init(self, weights: Tensor, layout: Layout, clients: int) -> Server:
+        """No round yet."""
+        return Server(weights, {"round": torch.tensor(0)})
+
+    def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
+        """Plain mean in the first round, the rule afterwards."""
+        rule = self.rule if server.extra["round"] else Mean()
+        combined = replace(self, rule=rule).aggregate(replies)
+        server = replace(server, extra={"round": server.extra["round"] + 1})
+        return self.step(server, replies, combined.update), combined
+
+    def aggregate(self, replies: Replies) -> Aggregate:
+        """The rule with equal weights."""
+        return aggregate(
+            replies.gradients,
+            replies.sizes,
+            self.rule,
+            granularity=self.granularity,
+            weights="uniform",
+            tensors=replies.layout.tensors,
+            clients=replies.names,
+        )

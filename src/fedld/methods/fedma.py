@@ -1,0 +1,80 @@
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedld.layout import Layout, Tree
+from fedld.local import LocalClient, Reply
+from fedld.methods.base import Card, Replies, Server
+from fedld.methods.bbp import Matching
+from fedld.methods.neurons import Layer, NeuronMatching, Order, pairs
+from fedld.seeds import numpy_generator
+
+
+@dataclass(frozen=True)
+class FedMA(NeuronMatching):
+    """Matched averaging, one layer a round: match neurons (Hungarian on the BBP-MAP cost), average, freeze.
+
+    In round t of a cycle the clients train all layers from the t-th on, the earlier ones frozen. The server
+    matches the neurons of those layers from the input upwards, permuting the next layer's inputs as it goes,
+    and averages. After the last layer a new cycle begins ("FedMA with communication"). Two liberties: the
+    layers above the t-th are averaged as well, so a global model exists in every round and clients may be
+    sampled; and the width of a layer is held at the network's own, so no neurons are added.
+    """
+
+    sigma: float = 1.0
+    sigma0: float = 1.0
+    gamma: float = 7.0
+    sweeps: int = 5
+
+    card: ClassVar[Card] = Card(
+        "FedMA", "Wang et al. 2020", communication="a round for each layer", batchnorm=False
+    )
+
+    def init(self, weights: Tensor, layout: Layout, clients: int) -> Server:
+        """No layer is frozen."""
+        return Server(weights, {"frozen": torch.tensor(0), "layers": torch.tensor(len(pairs(layout)))})
+
+    def broadcast(self, server: Server) -> Tree:
+        """How many layers are frozen."""
+        return {"frozen": server.extra["frozen"]}
+
+    def client_update(self, client: LocalClient) -> Reply:
+        """Train the layers that are not frozen."""
+        free = pairs(client.layout)[int(client.message["frozen"]) :]
+        client.train(self.loss, only={entry.name for pair in free for entry in pair})
+        return client.reply()
+
+    def orders(self, server: Server, clients: Sequence[Sequence[Layer]]) -> list[list[Order]]:
+        """From the input upwards: each layer is matched with its inputs already in the common order."""
+        frozen, depth = int(server.extra["frozen"]), len(clients[0]) - 1
+        found: list[list[Order]] = [[] for _ in clients]
+        for level in range(depth):
+            stack = [client[level] for client in clients]
+            neurons = [self._neurons(layer, own[-1:]) for layer, own in zip(stack, found, strict=True)]
+            orders = [np.arange(len(stack[0].bias))] * len(clients)
+            if level >= frozen and len(clients) > 1:
+                orders = self._match(neurons, level)
+            for own, order in zip(found, orders, strict=True):
+                own.append(order)
+        return found
+
+    def _neurons(self, layer: Layer, inputs: Sequence[Order]) -> np.ndarray:
+        weight = layer.weight[:, inputs[0]] if inputs else layer.weight
+        return torch.cat([weight.flatten(1), layer.bias[:, None]], 1).numpy()
+
+    def _match(self, neurons: list[np.ndarray], level: int) -> list[Order]:
+        generator = numpy_generator(0, "fedma", level)
+        sweeps = [generator.permutation(len(neurons)).tolist() for _ in range(self.sweeps)]
+        matching = Matching(neurons, self.sigma, self.sigma0, self.gamma, width=len(neurons[0])).run(sweeps)
+        # Sweeps may shuffle the global neurons; the first client's order is the common one.
+        first = matching.assignment[0]
+        return [np.argsort(matching.assignment[j])[first] for j in range(len(neurons))]
+
+    def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
+        """FedAvg's step; one more layer is frozen, or all are set free again."""
+        frozen = (server.extra["frozen"] + 1) % server.extra["layers"]
+        return super().step(replace(server, extra={**server.extra, "frozen": frozen}), replies, update)
