@@ -9,6 +9,7 @@ from fedld import __version__
 from fedld.cli.compare import compare
 from fedld.cli.data import data
 from fedld.cli.run import run
+from fedld.cli.site import server, site
 from fedld.engine.loop import Interrupted
 from fedld.errors import FedLDError
 
@@ -21,6 +22,8 @@ app = typer.Typer(
 )
 for command in (run, compare, data):
     app.command()(command)
+app.add_typer(site, name="site")
+app.add_typer(server, name="server")
 
 
 def _version(value: bool) -> None:

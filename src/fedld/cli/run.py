@@ -9,9 +9,9 @@ import typer
 from fedld.cli.progress import RunBars, console
 from fedld.cli.settings import with_settings
 from fedld.engine import loop
-from fedld.engine.experiment import make_experiment, read_toml
+from fedld.engine.experiment import Experiment, make_experiment, read_toml
 from fedld.engine.records import Line, dump
-from fedld.errors import FedLDError
+from fedld.errors import FedLDError, nearest
 
 
 @with_settings()
@@ -20,6 +20,8 @@ def run(
     out: Annotated[Path | None, typer.Option(help="new run directory; default: runs/<time>")] = None,
     resume: Annotated[Path | None, typer.Option(help="continue the run in this directory")] = None,
     seed: Annotated[int | None, typer.Option(help="seed of data, initial weights and order")] = None,
+    engine: Annotated[str, typer.Option(help="local, flower or flower-simulation")] = "local",
+    superlink: Annotated[str, typer.Option(help="name of a SuperLink in Flower's configuration")] = "",
     json: Annotated[bool, typer.Option("--json", help="print the summary as JSON")] = False,
 ) -> None:
     """Train one method on one federation."""
@@ -31,10 +33,12 @@ def run(
         path = resume
         experiment = make_experiment(read_toml(resume / "config.toml"))
     else:
-        experiment = make_experiment(settings)
+        experiment = make_experiment(settings if engine == "local" else _flower(settings))
         path = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{experiment.method['name']}"
     with RunBars(experiment.rounds, experiment.method["name"]) as bars:
-        if resume is not None:
+        if engine != "local":
+            summary = _submit(engine, superlink, path, None if resume else experiment, bars)
+        elif resume is not None:
             summary = loop.resume(path, progress=bars, warn=console.print)
         else:
             summary = loop.run(experiment, path, progress=bars)
@@ -42,6 +46,23 @@ def run(
         typer.echo(dump(summary | {"path": str(path)}))
     else:
         _print(summary, path)
+
+
+def _flower(settings: dict[str, Any]) -> dict[str, Any]:
+    from fedld.engine.flower.submit import flower_defaults
+
+    return flower_defaults(settings)
+
+
+def _submit(engine: str, superlink: str, path: Path, experiment: Experiment | None, bars: RunBars) -> Line:
+    """Hand the run to Flower and show what it reports."""
+    from fedld.engine.flower.submit import submit
+
+    if engine not in ("flower", "flower-simulation"):
+        raise FedLDError(f"unknown engine '{engine}': {nearest(engine, ['local', 'flower'])}")
+    if engine == "flower" and not superlink:
+        raise FedLDError("--engine flower needs --superlink NAME")
+    return submit(superlink, path, experiment, bars)
 
 
 def _print(summary: Line, path: Path) -> None:

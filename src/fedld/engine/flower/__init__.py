@@ -1,11 +1,13 @@
 """The same methods on many machines: Flower carries the orders to the sites and their replies back.
 
-    wire        what travels, checked on arrival
-    site        the ClientApp: does the server's jobs on the site's own data, keeps the site's state on its disk
-    sites       who takes part: site names, not Flower's changing node ids
-    federation  a Federation without pixels for the server, and one with a single client for a site
-    backend     the round loop's `Backend` over Flower's grid: quorum, time limits, missing sites
-    server      the ServerApp
-    submit      `fedld run --engine flower`
-    launch      SuperLink and SuperNode with safe defaults
+wire        what travels, checked on arrival
+site        the ClientApp: does the jobs on the site's own data, keeps its state on its own disk
+sites       who takes part: site names, not Flower's changing node ids
+federation  a Federation without pixels for the server, and one with a single client for a site
+backend     the round loop's `Backend` over Flower's grid: quorum, time limits, missing sites
+server      the ServerApp
+submit      `fedld run --engine flower`
+launch      SuperLink and SuperNode with safe defaults
+warm        how they start our apps quickly, and no others
+keys        certificates and keys to begin with
 """

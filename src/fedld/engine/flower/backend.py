@@ -1,26 +1,49 @@
 """The round loop's backend on Flower: one message a site and round, quorum, time limits, missing sites.
 
-All jobs that concern a site travel in one message (an exchange costs seconds, whatever it carries); the server
-tests the global model on its own test set while the sites are at work.
+All jobs that concern a site travel in one message (an exchange costs seconds, whatever it carries); the
+server tests the global model on its own test set while the sites are at work.
 """
 
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import torch
 import tomli_w
+import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
 from fedld import __version__
 from fedld.engine.flower.site import site_settings
 from fedld.engine.flower.sites import Sites, exchange
-from fedld.engine.flower.wire import Answer, Order, Outcome, Task, pack, set_shared, shared_part, size, tree, unpack
+from fedld.engine.flower.wire import (
+    Answer,
+    Order,
+    Outcome,
+    Task,
+    pack,
+    set_shared,
+    shared_part,
+    size,
+    tree,
+    unpack,
+)
 from fedld.engine.local import Done, Failure, InProcess
-from fedld.engine.work import Arena, Job, LossJob, Personal, PersonalJob, Result, Setup, Sums, TestJob, Trained, TrainJob
+from fedld.engine.work import (
+    Arena,
+    Job,
+    LossJob,
+    Personal,
+    PersonalJob,
+    Result,
+    Setup,
+    Sums,
+    TestJob,
+    Trained,
+    TrainJob,
+)
 from fedld.errors import FedLDError
 from fedld.layout import Tree
 
@@ -111,7 +134,7 @@ class FlowerBackend:
         """One message with all that a site has to do."""
         trees: dict[str, Tree] = {"weights": {"weights": self.arena.weights}, "common": common, "models": {}}
         slots: dict[int, int] = {}
-        tasks = []
+        tasks: list[Task] = []
         for _, job in places:
             task = _task(job)
             if isinstance(job, LossJob) and job.slot is not None:
@@ -167,7 +190,7 @@ class FlowerBackend:
                 return outcome.before
 
     def _trained(self, job: TrainJob, outcome: Outcome, reply: RecordDict) -> Trained:
-        """The update to its row of the arena, if it has the model's size and type; the rest as the loop wants it."""
+        """The update to its row of the arena, if it has the model's size and type."""
         layout = self.setup.layout
         update, message = tree(reply, "update").get("update"), tree(reply, "message")
         length = layout.shared + layout.shared_end - layout.trainable
@@ -179,9 +202,7 @@ class FlowerBackend:
         set_shared(layout, self.arena.updates[job.slot], update)
         metrics = {key: float("nan") if value is None else value for key, value in outcome.metrics.items()}
         finite = all(map(_finite, (update, *message.values(), torch.tensor(metrics["steps"]))))
-        return Trained(
-            message, outcome.kept, metrics, outcome.before, outcome.after, finite, outcome.seconds
-        )
+        return Trained(message, outcome.kept, metrics, outcome.before, outcome.after, finite, outcome.seconds)
 
     def _wait_for_quorum(
         self,

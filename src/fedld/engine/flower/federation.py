@@ -1,4 +1,4 @@
-"""Two views of one federation: a site sees its own images, the server the test set and everybody's label counts.
+"""Two views of one federation: a site sees its own images, the server its test set and all label counts.
 
 Both are plain `Federation` values, so that workers, methods and records do not know that they are far apart.
 """
@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from fedld.data import Client, DataSpec, Federation
 from fedld.data.datasets import open_table
 from fedld.data.table import Table, mean_and_std
-from fedld.engine.flower.wire import Description
+from fedld.engine.flower.wire import Description, Order
 from fedld.errors import FedLDError
 
 EMPTY = np.empty(0, np.int64)
 
 
-def open_site(data: str, image_size: int | None) -> Table:
+def open_site(data: str, image_size: int | None, *, skip_bad: bool = False) -> Table:
     """A site's images: an npz file or a folder of class folders, by the path that the site itself names."""
     path = Path(data.removeprefix("npz:").removeprefix("folder:")).expanduser()
     kind = "folder:" if path.is_dir() else "npz:"
-    return open_table(DataSpec(f"{kind}{path}", image_size=image_size))
+    return open_table(DataSpec(f"{kind}{path}", image_size=image_size, skip_bad=skip_bad))
 
 
 def training_rows(table: Table) -> NDArray[np.int64]:
@@ -60,21 +60,19 @@ def relabel(table: Table, classes: Sequence[str]) -> NDArray[np.int64]:
     return labels
 
 
-def site_federation(
-    table: Table, site: str, index: int, classes: Sequence[str], mean: list[float], std: list[float], folder: Path
-) -> Federation:
+def site_federation(table: Table, site: str, order: Order, folder: Path) -> Federation:
     """The federation as a site sees it: itself, under its number, and nobody else."""
     nobody = Client("", EMPTY, EMPTY)
     test = np.flatnonzero(table.split == "test")
-    _link(folder, table.folder / "images.npy", relabel(table, classes))
+    _link(folder, table.folder / "images.npy", relabel(table, order.classes))
     return Federation(
         name=site,
         folder=folder,
-        classes=tuple(classes),
-        clients=(*(nobody,) * index, Client(site, training_rows(table), test)),
+        classes=tuple(order.classes),
+        clients=(*(nobody,) * order.site, Client(site, training_rows(table), test)),
         test=test,
-        mean=tuple(mean),
-        std=tuple(std),
+        mean=tuple(order.mean),
+        std=tuple(order.std),
     )
 
 
@@ -102,10 +100,8 @@ def server_federation(table: Table, sites: Sequence[Description], folder: Path) 
 def _link(folder: Path, images: Path, labels: NDArray[np.int64]) -> None:
     """A folder that a Federation reads: the pixels of a table under other labels."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, write in (
-        ("images.npy", lambda aside: os.symlink(images, aside)),
-        ("labels.npy", lambda aside: np.save(aside, labels)),
-    ):
-        aside = folder / f".{os.getpid()}.{name}"
-        write(aside)
-        os.replace(aside, folder / name)
+    aside = folder / f".{os.getpid()}.npy"  # two processes may come here at once
+    aside.symlink_to(images)
+    aside.replace(folder / "images.npy")
+    np.save(aside, labels)
+    aside.replace(folder / "labels.npy")

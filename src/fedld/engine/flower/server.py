@@ -94,19 +94,20 @@ class FlowerEngine:
         if len(found) < max(1, experiment.min_clients):
             refused = "".join(f"; {name}: {why}" for name, why in sites.refused.items())
             raise FedLDError(
-                f"{len(found)} sites came within {wait:.0f} s, at least {experiment.min_clients} needed{refused}"
+                f"{len(found)} sites came within {wait:.0f} s, {experiment.min_clients} are needed{refused}"
             )
         sites.fixed, self.run_id = found, uuid4().hex
         return found
 
     def backend(self, setup: Setup, arena: Arena) -> Backend:
         """The sites as workers."""
-        assert self.sites is not None and self.sites.fixed is not None
+        assert self.sites is not None
+        assert self.sites.fixed is not None
         layout = setup.layout
         if setup.experiment.decompose and layout.shared + layout.size != layout.trainable + layout.shared_end:
             raise FedLDError(
-                f"method '{setup.experiment.method['name']}' keeps a part of each model at its site, so the loss "
-                "decomposition cannot be measured at other sites: set decompose = 0"
+                f"method '{setup.experiment.method['name']}' keeps a part of each model at its site, so "
+                "other sites cannot measure its loss: set decompose = 0"
             )
         facts = {"run": self.run_id, "sites": [site.model_dump() for site in self.sites.fixed]}
         write_atomically(self.file, dump(facts).encode())

@@ -4,8 +4,9 @@ Who the site is and where its data lies is said by its own node configuration (`
 `device`), never by the server. The server sends the method, the model and the training settings, no path.
 """
 
-import os
+import sys
 import tomllib
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,21 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedld import __version__
+from fedld.data.table import Table
 from fedld.engine.experiment import Experiment, make_experiment
 from fedld.engine.flower.federation import describe, open_site, site_federation
-from fedld.engine.flower.wire import Answer, Order, Outcome, Question, Task, pack, shared_part, tree, unpack
-from fedld.engine.flower.wire import set_shared as set_shared
+from fedld.engine.flower.wire import (
+    Answer,
+    Order,
+    Outcome,
+    Question,
+    Task,
+    pack,
+    set_shared,
+    shared_part,
+    tree,
+    unpack,
+)
 from fedld.engine.local import tune_process
 from fedld.engine.states import StateStore
 from fedld.engine.work import (
@@ -38,8 +50,11 @@ from fedld.errors import FedLDError
 from fedld.layout import Tree
 
 SETTINGS = frozenset(
-    "method objective rule model image_size augment local_epochs batch_size lr momentum weight_decay buffers "
-    "seed client_losses decompose_samples dtype".split()
+    {
+        *("method", "objective", "rule", "model", "image_size", "augment", "seed", "dtype"),
+        *("local_epochs", "batch_size", "lr", "momentum", "weight_decay", "buffers"),
+        *("client_losses", "decompose_samples"),
+    }
 )
 """What a server may set at a site: nothing that names a file, and no device."""
 
@@ -53,8 +68,8 @@ def introduce(message: Message, context: Context) -> Message:
     def answer() -> Message:
         question = unpack(Question, message.content)
         _same_version(question.version)
-        site, table = _name(context), open_site(_data(context), question.image_size)
-        return Message(pack(describe(table, site, __version__, question.classes)), reply_to=message)
+        table = _open(context, question.image_size)
+        return Message(pack(describe(table, _name(context), __version__, question.classes)), reply_to=message)
 
     return _guarded(answer, message)
 
@@ -73,13 +88,14 @@ def work(message: Message, context: Context) -> Message:
 
 
 def _guarded(answer: Callable[[], Message], message: Message) -> Message:
-    """What goes wrong at a site becomes an answer that says so, in the site's own words."""
+    """What goes wrong at a site becomes an answer that says so; whatever may name a file stays in its log."""
     try:
         return answer()
     except FedLDError as error:
         reason = str(error)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+        traceback.print_exc()
+        reason = f"{type(error).__name__} at the site, see its log"
     return Message(pack(Answer(error=reason)), reply_to=message)
 
 
@@ -93,9 +109,8 @@ class Site:
             update={"device": str(context.node_config.get("device", "cpu"))}
         )
         self.folder = _states(context) / order.run
-        table = open_site(_data(context), experiment.image_size)
-        facts = (order.classes, order.mean, order.std, self.folder / "federation")
-        federation = site_federation(table, self.name, order.site, *facts)
+        table = _open(context, experiment.image_size)
+        federation = site_federation(table, self.name, order, self.folder / "federation")
         method = experiment.make_method()
         layout = make_layout(experiment, method, initial_model(experiment, method, federation))
         self.setup = Setup(experiment, method, federation, layout, self.folder / "states")
@@ -144,7 +159,7 @@ class Site:
 def _outcome(result: Any) -> Outcome:
     if isinstance(result, Trained):
         return Outcome(
-            metrics=result.metrics,
+            metrics={**result.metrics},
             before=result.before,
             after=result.after,
             kept=result.kept,
@@ -181,14 +196,19 @@ def _name(context: Context) -> str:
     return str(context.node_config.get("site", ""))
 
 
-def _data(context: Context) -> str:
-    data = context.node_config.get("data")
-    if not data:
+def _open(context: Context, image_size: int | None) -> Table:
+    """The data that the site's own configuration names."""
+    config = context.node_config
+    if not config.get("data"):
         raise FedLDError("its node configuration names no data: start it with `fedld site start --data PATH`")
-    return str(data)
+    try:
+        return open_site(str(config["data"]), image_size, skip_bad=bool(config.get("skip-bad", False)))
+    except FedLDError as error:
+        print(f"fedld: {error}", file=sys.stderr, flush=True)
+        raise FedLDError("its data cannot be opened: try `fedld site check` there") from None
 
 
 def _states(context: Context) -> Path:
     """Where the site keeps its states: told by the site, else beside the cache."""
-    told = context.node_config.get("state") or os.environ.get("FEDLD_SITE_STATE")
-    return Path(str(told)).expanduser() if told else Path.home() / ".local" / "share" / "fedld" / _name(context)
+    told = context.node_config.get("state")
+    return Path(str(told)).expanduser() if told else Path.home() / ".local/share/fedld" / _name(context)

@@ -17,10 +17,10 @@ PRESENCE = 5.0
 
 
 class Sites:
-    """The sites of a run, the nodes they are reached at now, and the nodes that were refused, with the reason.
+    """The sites of a run, the nodes they are reached at now, and the nodes that were refused, with reasons.
 
-    A site keeps its number (its place in the order of names) for the whole run. Once `fixed`, only these sites
-    may come back, with the data they had.
+    A site keeps its number (its place in the order of names) for the whole run. Once `fixed`, only these
+    sites may come back, with the data they had.
     """
 
     def __init__(self, grid: Grid, question: Question, shape: tuple[int, ...]) -> None:
@@ -33,7 +33,7 @@ class Sites:
 
     @property
     def present(self) -> dict[str, int]:
-        """Site names and the nodes they are reached at; the first node that claims a name has it while online."""
+        """Nodes by site name; the first node that claims a name has it for as long as it is online."""
         found: dict[str, int] = {}
         for node, description in self._known.items():
             if description is not None and node in self._online:
@@ -41,7 +41,7 @@ class Sites:
         return found
 
     def wait(self, wanted: int, seconds: float) -> list[Description]:
-        """The sites that have come, in the order of their names; no longer than `seconds` for those `wanted`."""
+        """The sites that have come, by name; waits no longer than `seconds` for as many as `wanted`."""
         end = time.monotonic() + seconds
         self.refresh()
         while len(self.present) < wanted and time.monotonic() < end:
@@ -146,4 +146,4 @@ def exchange(
                 replies[waiting.pop(message)] = "the site is no longer connected"
         if waiting:
             time.sleep(POLL)
-    return replies | {node: f"no reply within {limit:.0f} s" for node in waiting.values()}
+    return replies | dict.fromkeys(waiting.values(), f"no reply within {limit:.0f} s")

@@ -21,14 +21,18 @@ Progress = Callable[[Line], None]
 
 
 def flower_defaults(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with what is different when clients are sites: a missing one is left out, a majority must be there.
+    """Settings for sites: a missing one is left out of a round, but a majority must be there.
 
     >>> flower_defaults({"clients": 3})
     {'on_client_failure': 'skip', 'min_clients': 2, 'clients': 3}
     """
     clients = settings.get("clients", Experiment.model_fields["clients"].default)
     drawn = settings.get("sample_clients") or max(1, round(settings.get("sample_rate", 1.0) * clients))
-    return {"on_client_failure": "skip", "min_clients": min(drawn, max(2, drawn // 2 + 1)), **settings}
+    quorum = min(drawn, max(2, drawn // 2 + 1))
+    kind, colon, path = settings.get("dataset", "").partition(":")
+    if colon:  # the server looks from where it was started
+        settings = settings | {"dataset": f"{kind}:{Path(path).expanduser().absolute()}"}
+    return {"on_client_failure": "skip", "min_clients": quorum, **settings}
 
 
 def program(name: str) -> str:

@@ -97,8 +97,7 @@ def pack(part: Part, **trees: Tree) -> RecordDict:
     # JSON as Python writes it keeps every bit of a float, NaN and infinity included.
     content = RecordDict({"part": ConfigRecord({"json": json.dumps(part.model_dump())})})
     for name, tree in trees.items():
-        arrays = {key: Array(np.ascontiguousarray(value.detach().cpu().numpy())) for key, value in tree.items()}
-        content[f"tree.{name}"] = ArrayRecord(arrays)
+        content[f"tree.{name}"] = ArrayRecord({key: Array(value) for key, value in tree.items()})
     return content
 
 
@@ -131,4 +130,3 @@ def set_shared(layout: Layout, row: Tensor, part: Tensor) -> None:
     """Write what `shared_part` gave into a row of updates."""
     row[: layout.shared] = part[: layout.shared]
     row[layout.buffers] = part[layout.shared :]
-
