@@ -27,7 +27,7 @@ def terms(method: str, t: int, rounds: int, noise: float) -> dict[str, float]:
     }
 
 
-def make_run(path: Path, method: str = "fedavg", seed: int = 0, **options) -> Path:
+def _make_run(path: Path, method: str = "fedavg", seed: int = 0, **options) -> Path:
     """A finished run with every record the engine writes."""
     clients, rounds = options.get("clients", 5), options.get("rounds", 8)
     names = options.get("names") or [f"site {i + 1}" for i in range(clients)]
@@ -157,7 +157,7 @@ def make_run(path: Path, method: str = "fedavg", seed: int = 0, **options) -> Pa
     return path
 
 
-def make_study(
+def _make_study(
     path: Path, methods=("fedavg", "fedprox", "fedld"), seeds=(0, 1, 2), name="demo", **options
 ) -> Path:
     """A study directory, as `fedld compare` leaves it."""
@@ -165,7 +165,7 @@ def make_study(
     for seed in seeds:
         for method in methods:
             where = f"runs/{method}-seed{seed}"
-            make_run(path / where, method, seed, **options)
+            _make_run(path / where, method, seed, **options)
             runs.append({"label": method, "method": method, "seed": seed, "path": where})
     index = {"name": name, "command": "fedld compare --out demo", "baseline": "fedavg", "runs": runs}
     (path / "study.json").write_text(json.dumps(index))
@@ -175,4 +175,14 @@ def make_study(
 @pytest.fixture(scope="session")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small finished study; tests must not change it."""
-    return make_study(tmp_path_factory.mktemp("study") / "demo")
+    return _make_study(tmp_path_factory.mktemp("study") / "demo")
+
+
+@pytest.fixture
+def make_run():
+    return _make_run
+
+
+@pytest.fixture
+def make_study():
+    return _make_study

@@ -1,0 +1,60 @@
+"""`fedld report`, `fedld watch` and `fedld export`: look at results, while they come in or afterwards."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Paths = Annotated[list[Path], typer.Argument(help="run and study directories", show_default=False)]
+
+
+def report(
+    paths: Paths,
+    out: Annotated[Path, typer.Option("--out", "-o", help="the page to write")] = Path("report.html"),
+    figures: Annotated[
+        Path | None,
+        typer.Option(help="also write every figure as SVG and PNG, its data as CSV, into this folder"),
+    ] = None,
+) -> None:
+    """Write one self-contained page about runs and studies: verdict, charts, tables."""
+    from fedld.study.report import write_figures, write_report
+
+    write_report(paths, out)
+    typer.echo(f"report: {out}")
+    if figures is not None:
+        write_figures(paths, figures)
+        typer.echo(f"figures: {figures}")
+
+
+def watch(
+    paths: Paths,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port")] = 0,
+) -> None:
+    """Show the same page in your browser and update it while a run goes on; loopback only, read-only."""
+    from fedld.study.watch import serve
+
+    serve(paths, port, ready=lambda address: typer.echo(f"watching at {address} (Ctrl-C to stop)"))
+
+
+def export(
+    paths: Paths,
+    out: Annotated[Path, typer.Option("--out", "-o", help="folder to write to")] = Path("export"),
+    format: Annotated[str, typer.Option(help="parquet, csv, tensorboard, mlflow or wandb")] = "parquet",
+) -> None:
+    """Write the records as tables (Parquet, CSV) or for a tracker (TensorBoard, MLflow, Weights & Biases)."""
+    from fedld.study.load import FORMATS, load
+    from fedld.study.trackers import TRACKERS, replay
+
+    if format in TRACKERS:
+        replay(paths, format, out)
+    else:
+        _check(format, [*FORMATS, *TRACKERS])
+        load(*paths).write(out, format)
+    typer.echo(f"{format}: {out}")
+
+
+def _check(name: str, valid: list[str]) -> None:
+    from fedld.errors import FedLDError, nearest
+
+    if name not in valid:
+        raise FedLDError(f"unknown format '{name}': {nearest(name, valid)}")

@@ -1,0 +1,158 @@
+"""Experiment trackers by one interface, fed with the records: while a run goes on, or afterwards.
+
+TensorBoard, MLflow (a local store) and Weights & Biases (offline mode); each an extra of its own, imported
+only when asked for. Nothing is sent anywhere: a tracker writes files, and its own tools upload them.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedld.engine.records import Line
+from fedld.errors import FedLDError, nearest
+from fedld.study.report.tables import flatten
+from fedld.study.runs import Run, read
+
+Scalars = dict[str, float]
+
+
+class Tracker(Protocol):
+    """Takes the settings when it is made, then one call a round, then the end."""
+
+    def log(self, round: int, scalars: Scalars) -> None:
+        """Measures of a round."""
+
+    def close(self) -> None:
+        """Write everything out."""
+
+
+class TensorBoard:
+    """Event files for `tensorboard --logdir`."""
+
+    def __init__(self, out: Path, name: str, settings: dict[str, str]) -> None:
+        _need("tensorboard", "tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(out / name))
+        rows = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
+        self._writer.add_text("settings", f"| setting | value |\n| --- | --- |\n{rows}")
+
+    def log(self, round: int, scalars: Scalars) -> None:
+        """Measures of a round."""
+        for key, value in scalars.items():
+            self._writer.add_scalar(key, value, round)
+
+    def close(self) -> None:
+        """Write everything out."""
+        self._writer.close()
+
+
+class MLflow:
+    """A run in a local MLflow store, for `mlflow ui --backend-store-uri`."""
+
+    def __init__(self, out: Path, name: str, settings: dict[str, str]) -> None:
+        # Read on import: a folder as store, and no reports to MLflow's makers.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        mlflow = _need("mlflow", "mlflow")
+        out.mkdir(parents=True, exist_ok=True)
+        self._client = mlflow.MlflowClient(out.resolve().as_uri())
+        found = self._client.get_experiment_by_name("fedld")
+        experiment = found.experiment_id if found else self._client.create_experiment("fedld")
+        self._run = self._client.create_run(experiment, run_name=name).info.run_id
+        for key, value in settings.items():
+            self._client.log_param(self._run, key, value)
+
+    def log(self, round: int, scalars: Scalars) -> None:
+        """Measures of a round."""
+        for key, value in scalars.items():
+            self._client.log_metric(self._run, key, value, step=round)
+
+    def close(self) -> None:
+        """Write everything out."""
+        self._client.set_terminated(self._run)
+
+
+class WandB:
+    """An offline run of Weights & Biases, for `wandb sync`."""
+
+    def __init__(self, out: Path, name: str, settings: dict[str, str]) -> None:
+        wandb = _need("wandb", "wandb")
+        out.mkdir(parents=True, exist_ok=True)
+        quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True)
+        self._run = wandb.init(
+            project="fedld", name=name, dir=str(out), config=settings, mode="offline", settings=quiet
+        )
+
+    def log(self, round: int, scalars: Scalars) -> None:
+        """Measures of a round."""
+        self._run.log(scalars, step=round)
+
+    def close(self) -> None:
+        """Write everything out."""
+        self._run.finish()
+
+
+TRACKERS: dict[str, Callable[[Path, str, dict[str, str]], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WandB,
+}
+
+
+def make_tracker(tracker: str, out: Path, name: str, config: Line) -> Tracker:
+    """A tracker for one run."""
+    if tracker not in TRACKERS:
+        raise FedLDError(f"unknown tracker '{tracker}': {nearest(tracker, list(TRACKERS))}")
+    return TRACKERS[tracker](out, name, flatten(config))
+
+
+def follow(tracker: Tracker) -> Callable[[Line], None]:
+    """A progress callback that passes every round on, for `engine.loop.run(..., progress=...)`."""
+
+    def progress(event: Line) -> None:
+        if event.get("event") == "round":
+            tracker.log(event["round"], scalars(event))
+
+    return progress
+
+
+def replay(paths: Sequence[Path], tracker: str, out: Path) -> None:
+    """Give a tracker the records of runs that exist already."""
+    for run in read(paths).runs:
+        made = make_tracker(tracker, out, _name(run), run.config)
+        try:
+            for line in run.rounds.lines:
+                made.log(line["round"], scalars(line))
+        finally:
+            made.close()
+
+
+def scalars(line: Line) -> Scalars:
+    """The numbers of a round.
+
+    >>> scalars({"round": 3, "accuracy": 0.5, "auroc": None, "excluded": {}})
+    {'accuracy': 0.5}
+    """
+    skip = ("round", "rounds")
+    return {
+        key: float(value)
+        for key, value in line.items()
+        if key not in skip and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _name(run: Run) -> str:
+    """A name that is one folder, whatever a label holds."""
+    text = f"{run.label}-seed{run.seed}"
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in text).lstrip(".") or "run"
+
+
+def _need(module: str, extra: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(module)
+    except ImportError:
+        raise FedLDError(f"this tracker needs {module}: pip install 'fedld[{extra}]'") from None

@@ -1,0 +1,162 @@
+"""The page as text: self-contained, escaped, and there even when records are not."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from fedld.errors import FedLDError
+from fedld.study.report import write_figures, write_report
+from fedld.study.report.matrices import encode
+from fedld.study.report.style import variables
+
+EVIL = '</script><script>alert(1)</script><img src=x onerror="alert(2)">$x^2$&amp;'
+
+
+@pytest.fixture(scope="module")
+def page(study, tmp_path_factory):
+    out = tmp_path_factory.mktemp("page") / "report.html"
+    write_report([study], out)
+    return out.read_text()
+
+
+def test_every_part_is_there(page):
+    titles = re.findall(r"<h3>([^<]*)</h3>", page)
+    for title in (
+        *("Difference to fedavg", "Accuracy", "Which loss term explains it", "AUROC", "Loss on the test set"),
+        *(
+            "Loss decomposition over rounds",
+            "Cross loss: every client&#39;s model on every client&#39;s data",
+        ),
+        *(
+            "Update conflict: cosine between clients",
+            "Principal spectrum with votes",
+            "Labels of every client",
+        ),
+        *("Accuracy of every client", "Confusion matrix", "Calibration", "Methods", "Cost of a run"),
+        *("The paper&#39;s numbers (Table 1)", "Accuracy against communication", "Settings"),
+    ):
+        assert title in titles
+    assert "Not shown" not in page
+    assert "Clients are split" in page  # a finding of the diagnosis
+    assert "fedld compare --out demo" in page
+
+
+def test_nothing_points_outside(page):
+    allowed = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert set(re.findall(r"(?:https?:)?//[a-z][\w.-]+\.[a-z]+[^\s\"'<)]*", page)) <= allowed
+    policy = page.replace("&#39;", "'")
+    assert "default-src 'none'" in policy
+    assert "connect-src 'none'" in policy
+
+
+def test_names_are_text(make_study, tmp_path):
+    path = make_study(tmp_path / "s", seeds=(0, 1), name=EVIL, names=[EVIL + str(i) for i in range(5)])
+    index = json.loads((path / "study.json").read_text())
+    for run in index["runs"]:
+        run["label"] = EVIL if run["method"] == "fedld" else run["label"]
+    (path / "study.json").write_text(json.dumps(index))
+    write_report([path], tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    assert "<img" not in text
+    assert "<script>alert" not in text
+    assert text.count("</script>") == text.count("<script")
+
+
+def test_damaged_records_cost_only_their_part(make_study, tmp_path):
+    path = make_study(tmp_path / "s", seeds=(0,))
+    for run in (path / "runs").iterdir():
+        (run / "cross_loss.jsonl").write_text('{"round": 1, "clients": 3}\n{"round": 2}\nnonsense\n')
+        (run / "conflict.jsonl").unlink()
+        (run / "predictions.json").write_text("[]")
+        (run / "clients.jsonl").write_bytes(b"\xff\xfe{}\n" + b'{"round":1,"index":0,"label_counts":"x"}\n')
+    write_report([path], tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    assert "predictions.json is missing" in text
+    assert "clients.jsonl: 1 damaged line(s) left out" in text
+    assert "conflict.jsonl holds no Gram matrix" in text
+    assert "Loss decomposition over rounds" in text
+
+
+def test_rounds_of_any_type_do_not_stop_the_page(make_run, tmp_path):
+    path = make_run(tmp_path / "r")
+    lines = [{"round": t, "accuracy": "high", "loss": [1], "client_accuracy": 3} for t in (1, 2)]
+    (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_report([path], tmp_path / "r.html")
+    assert "No verdict yet" in (tmp_path / "r.html").read_text()
+
+
+def test_an_empty_run_says_what_is_missing(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "config.toml").write_text("rounds = [")
+    write_report([path], tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    for problem in ("config.toml is damaged", "rounds.jsonl is missing", "there is no summary.json"):
+        assert problem in text
+
+
+def test_a_damaged_study_index_is_replaced_by_its_runs(make_study, tmp_path):
+    path = make_study(tmp_path / "s", seeds=(0,))
+    (path / "study.json").write_text("{")
+    write_report([path], tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    assert "study.json is damaged" in text
+    assert "is ahead of fedavg" in text
+
+
+def test_a_study_cannot_name_files_elsewhere(make_study, make_run, tmp_path):
+    path = make_study(tmp_path / "s", seeds=(0,))
+    make_run(tmp_path / "other", "secret")
+    index = json.loads((path / "study.json").read_text())
+    index["runs"][0]["path"] = "../other"
+    (path / "study.json").write_text(json.dumps(index))
+    write_report([path], tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    assert "lies outside the study" in text
+    assert "secret" not in text
+
+
+def test_the_page_is_the_same_every_time(study, page, tmp_path):
+    write_report([study], tmp_path / "again.html")
+    assert (tmp_path / "again.html").read_text() == page
+
+
+def test_figures_and_data_as_files(study, tmp_path):
+    write_figures([study], tmp_path / "figures")
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    for chart in ("accuracy", "decomposition", "cross-loss", "cosine", "spectrum", "confusion", "labels"):
+        assert {f"{chart}.svg", f"{chart}.png", f"{chart}.csv"} <= names
+    rows = (tmp_path / "figures/decomposition.csv").read_text().splitlines()
+    assert rows[0] == "method,round,local,shift,aggregation,global"
+    values = [float(x) for x in rows[1].split(",")[2:]]
+    assert sum(values[:3]) == pytest.approx(values[3])
+    assert "var(--" not in (tmp_path / "figures/accuracy.svg").read_text()
+
+
+def test_a_client_named_like_a_formula_stays_text_in_csv(make_run, tmp_path):
+    path = make_run(tmp_path / "r", names=["=1+1", "b", "c", "d", "e"])
+    write_figures([path], tmp_path / "figures")
+    assert "\n'=1+1," in (tmp_path / "figures/labels.csv").read_text()
+
+
+def test_matrices_keep_three_digits():
+    matrix = np.array([[0.12345, np.nan], [1e9, 2.0]])
+    import base64
+
+    back = np.frombuffer(base64.b64decode(encode({1: matrix})), "<f2")
+    assert back[[0, 3]] == pytest.approx([0.12345, 2.0], rel=1e-3)
+    assert np.isnan(back[1])
+
+
+def test_colours_have_one_name_each():
+    light, dark = variables(dark=False), variables(dark=True)
+    assert len(set(light.values())) == len(light)
+    assert light.keys() == dark.keys()
+
+
+def test_an_unwritable_page_is_one_sentence(study, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FedLDError, match="cannot write"):
+        write_report([study], tmp_path / "file" / "r.html")

@@ -1,0 +1,112 @@
+"""The comparison against numbers computed here by hand or by SciPy."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_rel
+
+from fedld.errors import FedLDError
+from fedld.study.report.build import build
+from fedld.study.report.words import answers, headline
+from fedld.study.runs import read
+from fedld.study.verdict import judge
+
+
+def last(study, method, key):
+    lines = [(study / f"runs/{method}-seed{s}/rounds.jsonl").read_text().splitlines()[-1] for s in range(3)]
+    return np.array([json.loads(line)[key] for line in lines])
+
+
+def test_winner_difference_and_significance(study):
+    verdict = judge(list(read([study]).runs), "fedavg")
+    ours, base = 100 * last(study, "fedld", "accuracy"), 100 * last(study, "fedavg", "accuracy")
+    reference = ttest_rel(ours, base)
+    interval = reference.confidence_interval()
+    assert verdict.winner.label == "fedld"
+    assert verdict.winner.mean == pytest.approx(ours.mean())
+    assert verdict.winner.difference.interval == pytest.approx((interval.low, interval.high))
+    assert verdict.winner.p_value == pytest.approx(min(1, 2 * reference.pvalue))  # the smallest of two
+    assert f"{(ours - base).mean():.2f} points" in headline(verdict)
+
+
+def test_the_term_that_explains_it_adds_up(study):
+    found = judge(list(read([study]).runs), "fedavg").explanation
+    expected = {
+        t: (last(study, "fedld", f"{t}_loss") - last(study, "fedavg", f"{t}_loss")).mean()
+        for t in found.terms
+    }
+    assert found.terms == pytest.approx(expected)
+    assert found.total == pytest.approx(
+        (last(study, "fedld", "global_loss") - last(study, "fedavg", "global_loss")).mean()
+    )
+    assert found.term == "shift"
+
+
+def test_four_answers(study):
+    said = answers(judge(list(read([study]).runs), None))
+    assert said[0].answer == "fedld"
+    assert said[1].answer.startswith("+")
+    assert said[2].answer in ("Yes", "No")
+    assert said[3].answer == "Shift loss"
+
+
+def test_a_winning_baseline_is_compared_with_the_next_best(make_study, tmp_path):
+    verdict = judge(list(read([make_study(tmp_path / "s")]).runs), "fedld")
+    assert verdict.winner.label == verdict.baseline == "fedld"
+    assert verdict.rival == "fedprox"
+    assert verdict.decisive.label == "fedprox"
+    assert "95 % interval +" in answers(verdict)[1].detail or "−" in answers(verdict)[1].detail
+
+
+def test_one_seed_has_no_significance(make_study, tmp_path):
+    verdict = judge(list(read([make_study(tmp_path / "s", seeds=(4,))]).runs), None)
+    assert verdict.decisive.significant is None
+    assert answers(verdict)[2].answer == "Cannot say"
+
+
+def test_one_method_has_nothing_to_compare_with(make_run, tmp_path):
+    verdict = judge(list(read([make_run(tmp_path / "r")]).runs), None)
+    assert verdict.rival is None
+    assert "nothing to compare" in answers(verdict)[0].detail
+
+
+def test_other_data_is_never_averaged_in(make_run, tmp_path):
+    paths = [make_run(tmp_path / name, dataset=name) for name in ("digits", "retina")]
+    groups = build(read(paths))
+    assert [group.title.split(",")[0] for group in groups] == ["digits", "retina"]
+    assert all(len(group.runs) == 1 for group in groups)
+
+
+def test_an_unfinished_run_does_not_enter_the_comparison(make_study, tmp_path):
+    path = make_study(tmp_path / "s")
+    victim = path / "runs/fedld-seed2"
+    (victim / "summary.json").unlink()
+    lines = (victim / "rounds.jsonl").read_text().splitlines()
+    (victim / "rounds.jsonl").write_text("\n".join(lines[:2]) + "\n" + lines[2][:40])
+    study = read([path])
+    verdict = judge(list(study.runs), None)
+    assert verdict.round == 8
+    assert verdict.winner.difference.n == 2
+    problems = next(run for run in study.runs if run.path == victim).problems
+    assert "rounds.jsonl: 1 damaged line(s) left out" in problems
+    assert any("unfinished: 2 of 8 rounds" in problem for problem in problems)
+
+
+def test_while_all_runs_go_on_they_are_compared_at_their_last_common_round(make_study, tmp_path):
+    path = make_study(tmp_path / "s", seeds=(0,))
+    for k, run in enumerate(sorted((path / "runs").iterdir())):
+        (run / "summary.json").unlink()
+        lines = (run / "rounds.jsonl").read_text().splitlines()
+        (run / "rounds.jsonl").write_text("\n".join(lines[: 3 + k]) + "\n")
+    assert judge(list(read([path]).runs), None).round == 3
+
+
+def test_same_method_and_seed_twice_are_told_apart(make_run, tmp_path):
+    runs = read([make_run(tmp_path / name) for name in ("a", "b")]).runs
+    assert [run.label for run in runs] == ["fedavg (a)", "fedavg (b)"]
+
+
+def test_no_run_is_one_sentence(tmp_path):
+    with pytest.raises(FedLDError, match="neither a run nor a study"):
+        read([tmp_path])
