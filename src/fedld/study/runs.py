@@ -79,10 +79,11 @@ class Run:
         """What must be equal for runs to be compared: data, model, rounds. Not the method, not the seed."""
         return json.dumps({key: self.config.get(key) for key in SETTING}, sort_keys=True, default=str)
 
-    @property
+    @cached_property
     def client_names(self) -> dict[int, str]:
         """Name of every client that ever took part or was evaluated."""
-        names = {line["index"]: clean(line.get("client")) for line in self.clients.lines}
+        latest = {line["index"]: line for line in self.clients.lines}
+        names = {index: clean(line.get("client")) for index, line in latest.items()}
         for line in self.cross_loss.lines[:1]:
             names |= {i: clean(name) for i, name in enumerate(line.get("clients") or [])}
         return dict(sorted(names.items()))

@@ -45,11 +45,13 @@ class Chart:
     wide: bool = False
 
     def inline(self, prefix: str, label: str) -> str:
-        """SVG element for a page."""
+        """SVG element for a page, whose script draws the cells of a matrix itself, for any round."""
+        self._show_mesh(False)
         return inline_svg(self.figure, f"{prefix}-{self.name}", label)
 
     def save(self, folder: Path) -> None:
         """SVG, PNG and CSV files."""
+        self._show_mesh(True)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{self.name}.svg").write_text(svg_text(self.figure, self.name), encoding="utf-8")
         with drawing():
@@ -58,6 +60,10 @@ class Chart:
             writer = csv.writer(file)
             writer.writerow(self.columns)
             writer.writerows([tuple(map(_guarded, row)) for row in self.rows])
+
+    def _show_mesh(self, visible: bool) -> None:
+        for mesh in self.figure.findobj(lambda artist: artist.get_gid() == "part-mesh"):
+            mesh.set_visible(visible)
 
 
 def _guarded(cell: Cell) -> Cell:
@@ -162,7 +168,9 @@ def significant(value: float, digits: int = 4) -> float | None:
 
 def settle(figure: Figure) -> None:
     """Compute the layout now and keep it, so that positions can be read."""
-    figure.draw_without_rendering()
+    engine = figure.get_layout_engine()
+    assert engine is not None
+    engine.execute(figure)
     figure.set_layout_engine("none")
 
 

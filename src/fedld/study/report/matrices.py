@@ -16,7 +16,7 @@ from fedld.study.report.curves import by_label
 from fedld.study.report.style import DIVERGING, SECOND, SEQUENTIAL, SURFACE, drawing, new_figure
 from fedld.study.runs import Run
 
-BUDGET = 3_000_000  # bytes of a page for one kind of matrix
+BUDGET = 1_500_000  # bytes of a page for one kind of matrix
 SHOWN = 64  # clients; more cells than that cannot be seen
 
 Frames = dict[int, Floats]

@@ -182,15 +182,14 @@ function decode(run) {
 
 function drawCells(svg, heat, size) {
   const [x0, y0, x1, y1] = heat.box, w = (x1 - x0) / size, h = (y1 - y0) / size;
-  const mesh = svg.querySelector(".part-mesh"), group = document.createElementNS(SVG, "g");
-  group.setAttribute("class", "part-mesh");
+  const group = document.createElementNS(SVG, "g");
   for (let k = 0; k < size * size; k++) {
     const cell = document.createElementNS(SVG, "rect"), gap = Math.min(0.6, w / 8);
     const place = { class: "cell", x: x0 + (k % size) * w + gap / 2, y: y0 + Math.floor(k / size) * h + gap / 2, width: w - gap, height: h - gap };
     for (const [name, value] of Object.entries(place)) cell.setAttribute(name, value);
     group.append(cell);
   }
-  mesh.replaceWith(group);
+  svg.append(group);
   return [...group.children];
 }
 
