@@ -49,8 +49,14 @@ def class_names(run: Run, count: int) -> list[str]:
     return [f"class {k}" for k in range(count)]
 
 
+def _rows(count: int) -> tuple[Figure, int]:
+    """A figure with a row a client, and which rows are named so that names do not touch."""
+    height = max(4.0, min(24.0, 480 / count))
+    return new_figure(560, 100 + max(110, height * count)), max(1, round(11 / height))
+
+
 def _bars(matrix: Floats, names: list[str], classes: list[str]) -> Figure:
-    figure = new_figure(560, 110 + max(110, 24 * len(names)))
+    figure, every = _rows(len(names))
     ax = figure.add_subplot()
     left = np.zeros(len(names))
     for k, name in enumerate(classes):
@@ -58,7 +64,7 @@ def _bars(matrix: Floats, names: list[str], classes: list[str]) -> Figure:
         for bar in bars:
             bar.set(facecolor=SERIES[k], edgecolor=SURFACE, linewidth=1.5)
         left += matrix[:, k]
-    ax.set_yticks(range(len(names)), [short(n) for n in names], fontsize=9.5)
+    ax.set_yticks(range(0, len(names), every), [short(n) for n in names[::every]], fontsize=9.5)
     ax.invert_yaxis()
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="y", visible=False)
@@ -68,12 +74,12 @@ def _bars(matrix: Floats, names: list[str], classes: list[str]) -> Figure:
 
 
 def _cells(matrix: Floats, names: list[str], classes: list[str]) -> Figure:
-    figure = new_figure(560, 110 + max(110, 20 * len(names)))
+    figure, every = _rows(len(names))
     ax = figure.add_subplot()
     mesh = ax.pcolormesh(matrix, cmap=SEQUENTIAL, edgecolor=SURFACE, linewidth=0.4, vmin=0)
     rotation = 0 if max(map(len, classes)) < 4 else 90
     ax.set_xticks(np.arange(len(classes)) + 0.5, [short(c, 16) for c in classes], rotation=rotation)
-    ax.set_yticks(np.arange(len(names)) + 0.5, [short(n) for n in names], fontsize=9.5)
+    ax.set_yticks(np.arange(0, len(names), every) + 0.5, [short(n) for n in names[::every]], fontsize=9.5)
     ax.invert_yaxis()
     ax.grid(False)
     ax.tick_params(length=0)

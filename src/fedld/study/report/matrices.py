@@ -37,7 +37,7 @@ def cross_loss_chart(runs: Sequence[Run]) -> Chart | None:
         SEQUENTIAL,
         name="cross-loss",
         title="Cross loss: every client's model on every client's data",
-        note="Dark off the diagonal: a model that does not carry over. The diagonal is the loss at home.",
+        note="High off the diagonal: a model that does not carry over. The diagonal is the loss at home.",
         axes=("model of client", "data of client"),
     )
 
