@@ -4,6 +4,7 @@ A report is most wanted when something went wrong, so reading stops only where t
 """
 
 import json
+import shlex
 import tomllib
 import unicodedata
 from collections.abc import Sequence
@@ -123,7 +124,8 @@ def read_one(path: Path) -> Study:
         return _read_study(path)
     if (path / "config.toml").exists() or (path / "rounds.jsonl").exists():
         run = read_run(path)
-        return Study(f"{run.label} on {clean(run.config.get('dataset', 'unknown data'))}", None, None, (run,))
+        name = f"{run.label} on {clean(run.config.get('dataset', 'unknown data'))}"
+        return Study(name, shlex.join(["fedld", "run", "--config", f"{path}/config.toml"]), None, (run,))
     raise FedLDError(f"'{path}' is neither a run nor a study: it holds no config.toml and no study.json")
 
 

@@ -15,7 +15,14 @@ from fedld.study.report.curves import by_label, measure_chart, step_chart, traff
 from fedld.study.report.matrices import cosine_chart, cross_loss_chart
 from fedld.study.report.quality import calibration_chart, confusion_chart
 from fedld.study.report.spectrum import spectrum_chart
-from fedld.study.report.tables import Table, comparison_table, cost_table, paper_table, settings_table
+from fedld.study.report.tables import (
+    Table,
+    comparison_table,
+    cost_table,
+    environment_table,
+    paper_table,
+    settings_table,
+)
 from fedld.study.report.terms import terms_chart
 from fedld.study.runs import Run, Study, clean
 from fedld.study.verdict import Verdict, judge
@@ -143,7 +150,7 @@ def _group(key: str, title: str, runs: list[Run], study: Study) -> Group:
             cost_table(runs),
             _part("Accuracy against communication", needs_rounds, lambda: traffic_chart(runs, styles)),
         ]),
-        Section("settings", "Settings", [settings_table(runs)]),
+        Section("settings", "Settings", [settings_table(runs), environment_table(runs)]),
     ]  # fmt: skip
     findings = _part("Diagnosis", "", lambda: diagnose_all(runs))
     return Group(key, title, runs, verdict, findings, top, _without_empty(sections))

@@ -185,6 +185,23 @@ def settings_table(runs: Sequence[Run]) -> Table:
     )
 
 
+def environment_table(runs: Sequence[Run]) -> Table:
+    """Software and machine of the finished runs, as far as they were recorded."""
+    facts: dict[str, dict[str, None]] = {}
+    for run in runs:
+        summary = run.summary or {}
+        own = {"fedld": summary.get("version"), "parameters": summary.get("parameters")}
+        recorded = summary.get("environment")
+        own |= flatten(recorded) if isinstance(recorded, dict) else {}
+        for key, value in own.items():
+            if value is not None:
+                facts.setdefault(key, {})[clean(value)] = None
+    rows = [[Entry(key, key), Entry("; ".join(values))] for key, values in facts.items()]
+    return Table(
+        "environment", "Environment", "Where the runs were made.", ["fact", "value"], rows, wide=False
+    )
+
+
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested tables as dotted keys.
 
