@@ -9,5 +9,17 @@ server      the ServerApp
 submit      `fedld run --engine flower`
 launch      SuperLink and SuperNode with safe defaults
 warm        how they start our apps quickly, and no others
+check       `fedld site check`
 keys        certificates and keys to begin with
 """
+
+import os
+from importlib.util import find_spec
+
+from fedld.errors import FedLDError
+
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+
+if find_spec("flwr") is None:
+    raise FedLDError("Flower is not installed here: pip install 'fedld[flower]'")
+os.environ.update(QUIET)

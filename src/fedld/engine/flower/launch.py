@@ -6,7 +6,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedld.engine.flower.submit import QUIET, program
+from fedld.engine.flower import QUIET
+from fedld.engine.flower.submit import program
 from fedld.errors import FedLDError
 
 POLLS = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}

@@ -33,8 +33,9 @@ def main(grid: Grid, context: Context) -> None:
     """Run or resume the experiment that was submitted; the last event tells how it ended."""
     try:
         report({"event": "end", **_run(grid, dict(context.run_config))})
-    except FedLDError as error:
-        report({"event": "error", "error": str(error)})
+    except Exception as error:
+        plain = isinstance(error, FedLDError)
+        report({"event": "error", "error": str(error) if plain else f"{type(error).__name__}: {error}"})
         raise
 
 

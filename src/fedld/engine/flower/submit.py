@@ -13,10 +13,10 @@ from typing import Any
 import tomli_w
 
 from fedld.engine.experiment import Experiment
+from fedld.engine.flower import QUIET
 from fedld.engine.records import Line
 from fedld.errors import FedLDError
 
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 Progress = Callable[[Line], None]
 
 

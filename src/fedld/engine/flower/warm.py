@@ -21,7 +21,11 @@ from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 
+import torch
+
+from fedld.engine.local import tune_process
 from fedld.errors import FedLDError
+from fedld.models import build
 
 SHIM = """#!{python} -SE
 import json, socket, sys
@@ -41,6 +45,7 @@ Main = Callable[[], None]
 def serve(app: str, daemon: list[str], environment: Mapping[str, str]) -> int:
     """Run one of Flower's daemons, and fork for every `app` it wants to start; the daemon's exit code."""
     main = _only_fedld(app)
+    _warm_up()
     os.environ.update(environment)
     with tempfile.TemporaryDirectory(prefix="fedld-") as folder, socket.socket(socket.AF_UNIX) as door:
         _shims(Path(folder), app)
@@ -54,6 +59,13 @@ def serve(app: str, daemon: list[str], environment: Mapping[str, str]) -> int:
             return _fork_on_demand(door, process, main)
         finally:
             process.kill()
+
+
+def _warm_up() -> None:
+    """Let PyTorch import what it imports on first use; but no backward pass, after which it forbids to fork."""
+    tune_process()
+    model = build("cnn", classes=2, channels=1, image_size=8, seed=0)
+    torch.optim.SGD(model.parameters(), 0.1, fused=True)
 
 
 def _shims(folder: Path, app: str) -> None:

@@ -1,0 +1,165 @@
+"""A consortium on loopback: real SuperLink, real SuperNodes, started as a user starts them."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+pytest.importorskip("flwr")
+SITES = ("alpha", "beta", "gamma")
+FEDLD = str(Path(sys.executable).with_name("fedld"))
+FLWR = str(Path(sys.executable).with_name("flwr"))
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Consortium:
+    """Processes of one federation; `secure` with TLS and a key a site."""
+
+    def __init__(self, folder, data, secure):
+        self.folder, self.data, self.secure = folder, data, secure
+        self.port, self.processes = free_port(), {}
+        (folder / "flwr").mkdir(parents=True)
+        self.environment = os.environ | {
+            "FLWR_HOME": str(folder / "flwr"),
+            "FEDLD_CACHE": str(data / "cache"),
+            "OMP_NUM_THREADS": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
+        trust = "insecure = true"
+        if secure:
+            trust = f'root-certificates = "{folder}/certificates/ca.crt"'
+            self.call(FEDLD, "server", "certificates", "--host", "127.0.0.1", "--out", "certificates")
+        config = f'[superlink.test]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
+        (folder / "flwr" / "config.toml").write_text(config)
+
+    def call(self, *words, check=True):
+        done = subprocess.run(
+            words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=300
+        )
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def start(self, name, *words):
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                words,
+                cwd=self.folder,
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def start_server(self):
+        words = [FEDLD, "server", "start", "--port", str(self.port)]
+        if self.secure:
+            words += ["--ca", "certificates/ca.crt", "--certificate", "certificates/server.crt"]
+            words += ["--key", "certificates/server.key"]
+        self.start("server", *words, *([] if self.secure else ["--insecure"]))
+        self.wait(self._listens, 120)
+
+    def _listens(self):
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def make_key(self, site):
+        self.call(FEDLD, "site", "key", "--name", site, "--out", "keys")
+
+    def register(self, site):
+        self.make_key(site)
+        self.call(FLWR, "supernode", "register", f"keys/{site}.pub", "test", "--name", site)
+
+    def start_site(self, site, data=None, **options):
+        words = [FEDLD, "site", "start", "--name", site, "--superlink", f"127.0.0.1:{self.port}"]
+        words += ["--data", str(data or self.data / f"{site}.npz"), "--state", f"state/{site}"]
+        words += ["--ca", "certificates/ca.crt", "--key", f"keys/{site}.key"] if self.secure else ["--insecure"]
+        self.start(site, *words)
+
+    def run(self, out, *options, check=True):
+        words = [FEDLD, "run", "--engine", "flower", "--superlink", "test", "--json", *options]
+        place = ["--out"] if "--resume" not in options else []
+        return self.call(*words, *place, str(self.folder / "runs" / out), check=check)
+
+    def submit(self, name, out, *options):
+        words = [FEDLD, "run", "--engine", "flower", "--superlink", "test", "--json", *options]
+        place = ["--out"] if "--resume" not in options else []
+        self.start(name, *words, *place, str(self.folder / "runs" / out))
+        return self.processes[name]
+
+    def kill(self, name):
+        """As a power cut does."""
+        process = self.processes.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def log(self, name):
+        return (self.folder / f"{name}.log").read_text()
+
+    def records(self, out, name):
+        path = self.folder / "runs" / out / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @staticmethod
+    def wait(condition, seconds):
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, "it did not happen in time"
+            time.sleep(0.2)
+
+    def close(self):
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory):
+    """The digits of three unequal sites: one file with everything for the local engine, one a site, one test set."""
+    folder = tmp_path_factory.mktemp("digits")
+    found, rng = load_digits(), np.random.default_rng(0)
+    order = rng.permutation(len(found.target))[:600]
+    images = np.rint(found.images[order] * (255 / 16)).astype(np.uint8)
+    labels, classes = found.target[order], np.array(list("0123456789"))
+    site = rng.choice(SITES, len(labels), p=[0.5, 0.3, 0.2])
+    split = np.where(rng.random(len(labels)) < 0.25, "test", "train")
+    np.savez(folder / "all.npz", images=images, labels=labels, site=site, split=split, classes=classes)
+    for name in SITES:
+        own = site == name
+        arrays = {"images": images[own], "labels": labels[own], "split": split[own]}
+        np.savez(folder / f"{name}.npz", classes=classes, **arrays)
+    test = split == "test"
+    np.savez(folder / "test.npz", images=images[test], labels=labels[test], site=site[test], classes=classes)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def consortium(tmp_path_factory, digits):
+    """Makes consortia and ends them."""
+    made = []
+
+    def make(secure):
+        made.append(Consortium(tmp_path_factory.mktemp("consortium"), digits, secure))
+        made[-1].start_server()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
