@@ -8,6 +8,8 @@ import typer
 from fedld import __version__
 from fedld.cli.compare import compare
 from fedld.cli.data import data
+from fedld.cli.methods import methods
+from fedld.cli.report import export, report, watch
 from fedld.cli.run import run
 from fedld.cli.site import server, site
 from fedld.engine.loop import Interrupted
@@ -20,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (run, compare, data):
+for command in (run, compare, methods, data, report, watch, export):
     app.command()(command)
 app.add_typer(site, name="site")
 app.add_typer(server, name="server")

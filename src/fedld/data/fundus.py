@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from fedld.data.eye import SIZE, Camera, Eyes
+from fedld.data.eye import Camera, Eyes
 from fedld.data.pixels import Pixels, Progress
 from fedld.data.spec import DataSpec
 from fedld.data.table import Table, cached, fingerprint, write_table
@@ -29,6 +29,7 @@ Labels = NDArray[np.int64]
 VERSION = 6  # raise it when the pictures change
 CLASSES = ("healthy", "diseased")
 BLOCK = 128  # images rendered at a time: small enough for the processor's cache
+SIZE = 32  # pixels: lesions are still seen, and a small CNN is fast
 
 
 def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> Table:

@@ -19,7 +19,7 @@ class DataSpec:
     partition: auto (the clients the dataset names, else dirichlet), iid, dirichlet, dirichlet-sslfl,
         quantity, classes, site, or column:NAME.
     split: a published client list (Retina 1, 2 or 3; `npz:` with sslfl_split columns).
-    image_size: None keeps the dataset's own (fundus-sim 48, folder 96, retina and covid-fl 384).
+    image_size: None keeps the dataset's own (fundus-sim 32, folder 96, retina and covid-fl 384).
     samples, feature_shift, shortcut: fundus-sim only (see `fedld.data.fundus`).
     """
 
@@ -35,7 +35,7 @@ class DataSpec:
     data_root: Path | None = None
     split: int | None = None
     skip_bad: bool = False
-    samples: int = 3000
+    samples: int = 2500
     feature_shift: float = 0.5
     shortcut: float = 0.5
 

@@ -46,10 +46,10 @@ class Experiment(BaseModel):
     model: str = "cnn"
     weights: Path | None = None
 
-    rounds: Count = 20
+    rounds: Count = 15
     local_epochs: Count = 1
     batch_size: Count = 50
-    lr: Positive = 0.02
+    lr: Positive = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: NonNegative = 0.0
     buffers: Literal["global", "local", "frozen"] = "global"
