@@ -4,14 +4,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: run test lint types clean
+.PHONY: run test lint types docs clean
 
 run: $(INSTALLED)
-	$(BIN)/fedld compare --out runs/default --overwrite
-	@echo "The report: runs/default/report.html"
+	$(BIN)/fedld compare --decompose 5 --out runs/default --resume
+	@echo "Open runs/default/report.html in a browser."
 
 test: lint types
 	$(BIN)/pytest
+	$(MAKE) docs
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -20,10 +21,14 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy
 
+docs: $(INSTALLED)
+	$(BIN)/mkdocs build --strict --quiet
+
+# The constraints pin the CPU build of torch and everything that could replace it.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis site
