@@ -51,44 +51,46 @@ def gram(source: Source, groups: Sequence[int], columns: int = COLUMNS) -> Array
     """
     m = source.clients
     K = torch.zeros((max(groups) + 1, m, m), dtype=torch.float64)
+    memory = torch.empty(max(SCRATCH, 16 * m * columns), dtype=torch.uint8, device=source.device)
     for part in ranges(source, columns):
-        K[groups[part.tensor]] += block_gram(read(source, part), columns).cpu()
+        K[groups[part.tensor]] += block_gram(read(source, part), columns, memory).cpu()
     return K.numpy()
 
 
-def block_gram(block: torch.Tensor, columns: int = COLUMNS) -> torch.Tensor:
+def block_gram(block: torch.Tensor, columns: int, memory: torch.Tensor) -> torch.Tensor:
     """Gram matrix of the rows of one block: float32 products of `columns` columns, summed in float64.
 
     Squares below 1e-38 vanish in float32 and above 1e38 overflow: such blocks are done in float64.
     """
-    K = _products(block, columns)
+    K = _products(block, columns, memory.view(block.dtype))
     if block.dtype == torch.float32:
         squares = K.diagonal()
         if not bool(((squares > SMALLEST * block.shape[1]) & (squares < LARGEST)).all()):
-            K = _products(block.double(), columns)
+            K = _products(block, columns, memory.view(torch.float64))
     return K
 
 
-def _products(block: torch.Tensor, columns: int) -> torch.Tensor:
-    """Gram matrix in the block's own precision per piece, float64 between pieces."""
+def _products(block: torch.Tensor, columns: int, memory: torch.Tensor) -> torch.Tensor:
+    """Gram matrix: in the memory's precision per piece, in float64 between pieces."""
     m, b = block.shape
     K = torch.zeros(m, m, dtype=torch.float64, device=block.device)
-    chunk = columns * max(2, SCRATCH // (block.itemsize * m * columns))
+    chunk = len(memory) // (m * columns) * columns
     for start in range(0, b, chunk):
-        K += _upper(_pieces(block[:, start : start + chunk], columns))
+        K += _upper(_pieces(block[:, start : start + chunk], columns, memory))
     return K.triu() + K.triu(1).T
 
 
-def _pieces(chunk: torch.Tensor, columns: int) -> torch.Tensor:
-    """(n, m, width) pieces of at most `columns` columns in fresh memory, filled up with zeros.
+def _pieces(chunk: torch.Tensor, columns: int, memory: torch.Tensor) -> torch.Tensor:
+    """(n, m, width) pieces of at most `columns` columns, copied and filled up with zeros.
 
-    BLAS rounds differently by memory layout and, for a single product, by the number of threads. A fresh copy
-    of at least two pieces always has the same layout, so all sources and thread counts give the same bits.
+    BLAS rounds differently by memory layout and, for a single product, by the number of threads. A copy of at
+    least two pieces always has the same layout, so all sources and thread counts give the same bits. The copy
+    stays in the cache.
     """
     m, b = chunk.shape
     n = max(2, -(-b // columns))
     width = -(-b // n)
-    copy = chunk.new_empty((m, n * width))
+    copy = memory[: m * n * width].view(m, n * width)
     copy[:, :b] = chunk
     copy[:, b:] = 0
     return copy.view(m, n, width).transpose(0, 1)
@@ -110,9 +112,14 @@ def combine(
     """The aggregate (d,): block by block c_g @ G over the kept clients."""
     out = empty_update(source)
     coefficients = torch.from_numpy(c).to(source.device, working_dtype(source.dtype))
+    memory = torch.empty(SCRATCH // 8, dtype=coefficients.dtype, device=source.device)
     for part in ranges(source, columns):
-        # Not straight into `out`: where a piece lies there would show in the last bit.
-        out[part.place] = kept_rows(read(source, part), keep).T @ coefficients[groups[part.tensor]]
+        block, row = kept_rows(read(source, part), keep), coefficients[groups[part.tensor]]
+        for start in range(0, block.shape[1], len(memory)):
+            # Not straight into `out`: where a piece lies in memory would show in its last bit.
+            piece = block[:, start : start + len(memory)]
+            product = torch.mv(piece.T, row, out=memory[: piece.shape[1]])
+            out[part.place][start : start + len(memory)] = product
     return out
 
 

@@ -1,0 +1,261 @@
+"""Time and memory of aggregation on tensors shaped like ResNet-50's, as ratios within one run.
+
+    python benchmarks/aggregation.py [--repeats 7] [--threads 2] [--parts speed naive ...]
+
+Prints the tables of docs/performance.md. Every ratio compares two things measured one after the other in the
+same repeat; median, smallest and largest are given, since other work on the machine disturbs repeats.
+"""
+
+import argparse
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from safetensors.torch import save_file
+
+from fedld.aggregation import RULES, aggregate
+
+MIB = 2**20
+
+
+def resnet50(classes: int = 1000) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of ResNet-50's 161 parameters (25.6 M)."""
+    tensors: list[tuple[str, tuple[int, ...]]] = [("conv1.weight", (64, 3, 7, 7)), *norm("bn1", 64)]
+    channels = 64
+    for stage, (width, blocks) in enumerate([(64, 3), (128, 4), (256, 6), (512, 3)], start=1):
+        for block in range(blocks):
+            at = f"layer{stage}.{block}"
+            convs = [(channels, width, 1), (width, width, 3), (width, 4 * width, 1)]
+            for i, (inside, outside, kernel) in enumerate(convs, start=1):
+                tensors += [(f"{at}.conv{i}.weight", (outside, inside, kernel, kernel))]
+                tensors += norm(f"{at}.bn{i}", outside)
+            if block == 0:
+                tensors += [(f"{at}.downsample.0.weight", (4 * width, channels, 1, 1))]
+                tensors += norm(f"{at}.downsample.1", 4 * width)
+            channels = 4 * width
+    return [*tensors, ("fc.weight", (classes, channels)), ("fc.bias", (classes,))]
+
+
+def norm(name: str, channels: int) -> list[tuple[str, tuple[int, ...]]]:
+    return [(f"{name}.weight", (channels,)), (f"{name}.bias", (channels,))]
+
+
+TENSORS = [(name, int(torch.Size(shape).numel())) for name, shape in resnet50()]
+D = sum(size for _, size in TENSORS)
+
+
+def tensors_up_to(d: int) -> list[tuple[str, int]]:
+    """The last tensors of the list (the large ones) with about d parameters."""
+    chosen: list[tuple[str, int]] = []
+    for name, size in reversed(TENSORS):
+        if sum(s for _, s in chosen) >= d:
+            break
+        chosen.append((name, size))
+    return chosen
+
+
+def loops(G: torch.Tensor, p: torch.Tensor, keep: float = 0.8) -> torch.Tensor:
+    """Eq. 4-7 as they are written: every client is projected on every axis in parameter space."""
+    m, d = G.shape
+    values, vectors = torch.linalg.eigh(G @ G.T)
+    L = int(keep * m)
+    values, vectors = values.flip(0)[:L], vectors.flip(1)[:, :L]
+    axes = [G.T @ vectors[:, axis] for axis in range(L)]
+    average = G.mean(dim=0)
+    axes = [axis if torch.dot(axis, average) >= 0 else -axis for axis in axes]
+    omega = values / values.norm()
+    update = torch.zeros(d)
+    for i in range(m):
+        revised = torch.zeros(d)
+        for weight, axis in zip(omega, axes, strict=True):
+            projection = torch.dot(G[i], axis) / torch.dot(axis, axis) * axis
+            revised += weight * G[i].norm() / projection.norm() * projection
+        update += p[i] * revised
+    return update
+
+
+def seconds(call, *arguments, **options) -> float:
+    start = time.perf_counter()
+    call(*arguments, **options)
+    return time.perf_counter() - start
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    return f"{median(values):.{digits}f} ({min(values):.{digits}f} - {max(values):.{digits}f})"
+
+
+def row(*cells: object) -> None:
+    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+
+
+def table(*heads: str) -> None:
+    print()
+    row(*heads)
+    row(*["---"] * len(heads))
+
+
+def machine(repeats: int) -> tuple[float, float]:
+    """Measured read bandwidth in bytes/s and sgemm rate in flop/s: the best of several."""
+    x, a = torch.ones(64 * MIB), torch.randn(2048, 2048)
+    bandwidth = max(4 * x.numel() / seconds(x.sum) for _ in range(repeats + 2))
+    sgemm = max(2 * 2048**3 / seconds(torch.mm, a, a) for _ in range(repeats + 2))
+    print(
+        f"\n{torch.get_num_threads()} threads, read bandwidth {bandwidth / 1e9:.1f} GB/s, "
+        f"sgemm {sgemm / 1e9:.0f} Gflop/s, torch {torch.__version__}"
+    )
+    return bandwidth, sgemm
+
+
+def speed(clients: list[int], repeats: int) -> None:
+    """Against one matrix-vector product over the same memory."""
+    bandwidth, sgemm = machine(repeats)
+    table(
+        "m", "mean (p @ G), s", "principal / mean", "per tensor / mean", "consensus / mean", "GB/s", "Gflop/s"
+    )
+    for m in clients:
+        G, p = torch.randn(m, D), torch.full((m,), 1 / m)
+        sizes = [1.0] * m
+        times: dict[str, list[float]] = {"mean": [], "principal": [], "tensor": [], "consensus": []}
+        for repeat in range(repeats + 1):
+            found = {
+                "mean": seconds(torch.mv, G.T, p),
+                "principal": seconds(aggregate, G, sizes, tensors=TENSORS),
+                "tensor": seconds(aggregate, G, sizes, tensors=TENSORS, granularity="tensor"),
+                "consensus": seconds(aggregate, G, sizes, "consensus", tensors=TENSORS),
+            }
+            for name, value in found.items():
+                times[name] += [value] if repeat else []  # the first warms up
+        ratios = {
+            name: spread([a / b for a, b in zip(times[name], times["mean"], strict=True)])
+            for name in ("principal", "tensor", "consensus")
+        }
+        best = min(times["principal"])
+        bytes_rate, flops = (2 * m + 1) * D * 4 / best, m * (m + 1) * D / best
+        row(
+            m,
+            spread(times["mean"], 3),
+            *ratios.values(),
+            f"{bytes_rate / 1e9:.1f} ({bytes_rate / bandwidth:.0%} of read)",
+            f"{flops / 1e9:.1f} ({flops / sgemm:.0%} of sgemm)",
+        )
+
+
+def naive(clients: list[int], repeats: int) -> None:
+    """Against the loops of the equations; for many clients on a part of the tensors, or it takes minutes."""
+    table("m", "d", "loops, s", "loops / principal", "largest relative difference")
+    for m in clients:
+        tensors = TENSORS if m <= 5 else tensors_up_to(D // 4 if m <= 12 else D // 16)
+        d = sum(size for _, size in tensors)
+        shared = torch.randn(d)
+        G, p = torch.randn(m, d) + shared, torch.full((m,), 1 / m)
+        result = aggregate(G, [1.0] * m, tensors=tensors).update
+        expected = loops(G, p)
+        ratios, times = [], []
+        for _ in range(max(1, min(3, repeats))):
+            ours = seconds(aggregate, G, [1.0] * m, tensors=tensors)
+            times.append(seconds(loops, G, p))
+            ratios.append(times[-1] / ours)
+        worst = float((result - expected).abs().max() / expected.abs().max())
+        row(m, d, spread(times), spread(ratios, 0), f"{worst:.1e}")
+
+
+def linear(repeats: int, m: int = 12) -> None:
+    """Time against the number of parameters."""
+    table("d", f"principal, m = {m}, ns per parameter")
+    for share in (16, 8, 4, 2, 1):
+        tensors = tensors_up_to(D // share)
+        d = sum(size for _, size in tensors)
+        G = torch.randn(m, d)
+        aggregate(G, [1.0] * m, tensors=tensors)
+        row(
+            d,
+            spread([1e9 * seconds(aggregate, G, [1.0] * m, tensors=tensors) / d for _ in range(repeats)]),
+        )
+
+
+def rules(repeats: int, m: int = 12) -> None:
+    """Every rule against the same matrix-vector product."""
+    tensors = tensors_up_to(D // 8)
+    d = sum(size for _, size in tensors)
+    G, p = torch.randn(m, d), torch.full((m,), 1 / m)
+    table("rule", f"rule / mean (p @ G), m = {m}, d = {d}")
+    for name in RULES:
+        ratios = []
+        for _ in range(min(5, repeats)):
+            base = seconds(torch.mv, G.T, p)
+            ratios.append(seconds(aggregate, G, [1.0] * m, name, tensors=tensors) / base)
+        row(name, spread(ratios, 1))
+
+
+def peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def memory_child(m: int) -> None:
+    """Runs alone in a process: peak resident memory before and after."""
+    G = torch.randn(m, D)
+    G @ G[:, :64].new_ones(D)  # BLAS has allocated what it keeps
+    before = peak()
+    aggregate(G, [1.0] * m, tensors=TENSORS)
+    row(m, f"{before:.0f} MiB", f"{peak() - before:.0f} MiB")
+
+
+def memory(clients: list[int]) -> None:
+    table("m", "updates and program", "extra at the peak, the aggregate included")
+    for m in clients:
+        subprocess.run([sys.executable, __file__, "--child", "memory", str(m)], check=True)
+
+
+def files_child(folder: str, m: int) -> None:
+    """Runs alone in a process, which never holds the updates."""
+    paths = [path for _ in range(m) for path in sorted(Path(folder).iterdir())][:m]
+    before = peak()
+    taken = seconds(aggregate, paths, [1.0] * m)
+    row(m, f"{m * D * 4 / 2**30:.1f} GiB", f"{before:.0f} MiB", f"{peak():.0f} MiB", f"{taken:.1f}")
+
+
+def files(m: int = 100, distinct: int = 10) -> None:
+    """From safetensors files: ten different ones, each used ten times, to spare the disk."""
+    table("m", "updates", "program", "peak resident", "seconds")
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(distinct):
+            state = {name: torch.randn(shape) for name, shape in resnet50()}
+            save_file(state, Path(folder) / f"{i}.safetensors")
+        subprocess.run([sys.executable, __file__, "--child", "files", folder, str(m)], check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--clients", type=int, nargs="+", default=[5, 12, 50])
+    parts = ["speed", "naive", "linear", "rules", "memory", "files"]
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.child:
+        name, *rest = options.child
+        return memory_child(int(rest[0])) if name == "memory" else files_child(rest[0], int(rest[1]))
+    print(f"d = {D:,} in {len(TENSORS)} tensors, float32, medians (smallest - largest)")
+    runs = {
+        "speed": lambda: speed(options.clients, options.repeats),
+        "naive": lambda: naive(options.clients, options.repeats),
+        "linear": lambda: linear(options.repeats),
+        "rules": lambda: rules(options.repeats),
+        "memory": lambda: memory(options.clients),
+        "files": files,
+    }
+    for part in options.parts:
+        runs[part]()
+    return None
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    main()
