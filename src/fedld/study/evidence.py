@@ -7,7 +7,7 @@ from typing import Any
 from fedld.analysis import Evidence, Finding, diagnose
 from fedld.engine.experiment import make_experiment
 from fedld.errors import FedLDError
-from fedld.study.runs import Run
+from fedld.study.runs import Run, fullest
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ def rule_name(run: Run) -> str | None:
 
 def diagnose_all(runs: Sequence[Run]) -> list[Shared]:
     """Findings of one run for each method, equal kinds together, warnings first."""
-    first = {run.label: run for run in reversed(runs)}
     labels = list(dict.fromkeys(run.label for run in runs))
+    chosen = {label: fullest([run for run in runs if run.label == label]) for label in labels}
     found: dict[tuple[str, str], list[tuple[str, Finding]]] = {}
     for label in labels:
-        for finding in diagnose(evidence_of(first[label])):
+        for finding in diagnose(evidence_of(chosen[label])):
             found.setdefault((finding.level, finding.rule), []).append((label, finding))
     shared = [Shared(same[0][1], tuple(label for label, _ in same)) for same in found.values()]
     return sorted(shared, key=lambda one: one.finding.level != "warning")

@@ -90,6 +90,11 @@ class Run:
         return dict(sorted(names.items()))
 
 
+def fullest(runs: Sequence[Run]) -> Run:
+    """The run that stands for its method where seeds cannot be averaged: the first with the most rounds."""
+    return max(runs, key=lambda run: len(run.rounds.lines))
+
+
 @dataclass(frozen=True)
 class Study:
     """Runs that belong together, and what could not be read."""

@@ -73,7 +73,7 @@ class Verdict:
 
     @property
     def winner(self) -> Standing:
-        """The method with the highest mean accuracy."""
+        """The method with the highest accuracy over the seeds it shares with the baseline."""
         return self.standings[0]
 
     @property
@@ -91,11 +91,18 @@ def judge(runs: list[Run], baseline: str | None) -> Verdict | None:
         return None
     if baseline not in accuracy:
         baseline = "fedavg" if "fedavg" in accuracy else next(iter(accuracy))
-    standings = sorted(_standings(accuracy, baseline), key=lambda s: -s.mean)
-    rivals = [baseline] if standings[0].label != baseline else [s.label for s in standings[1:]]
-    rival = rivals[0] if rivals else None
+    standings = sorted(_standings(accuracy, baseline), key=lambda s: -_lead(s, baseline))
+    tested = [s.label for s in standings if s.difference]
+    rival = baseline if standings[0].label != baseline else next(iter(tested), None)
     explanation = explain(compared, standings[0].label, rival) if rival else None
     return Verdict(at, baseline, standings, rival, explanation)
+
+
+def _lead(standing: Standing, baseline: str) -> float:
+    """What methods are ranked by: the paired difference, since means over other seeds are not comparable."""
+    if standing.difference is not None:
+        return standing.difference.mean
+    return 0.0 if standing.label == baseline else float("-inf")
 
 
 def _comparable(runs: list[Run]) -> tuple[int, list[Run]]:

@@ -1,6 +1,7 @@
 """The comparison against numbers computed here by hand or by SciPy."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -57,6 +58,24 @@ def test_a_winning_baseline_is_compared_with_the_next_best(make_study, tmp_path)
     assert verdict.rival == "fedprox"
     assert verdict.decisive.label == "fedprox"
     assert "95 % interval +" in answers(verdict)[1].detail or "−" in answers(verdict)[1].detail
+
+
+def test_seeds_that_only_one_method_has_do_not_decide(make_study, tmp_path):
+    path = make_study(tmp_path / "s", methods=("fedavg", "fedld"))
+    better = path / "runs/fedavg-seed0/rounds.jsonl"
+    better.write_text(better.read_text().replace('"accuracy": 0.', '"accuracy": 0.99'))
+    for seed in (1, 2):
+        shutil.rmtree(path / f"runs/fedavg-seed{seed}")
+    worse = path / "runs/fedld-seed0/rounds.jsonl"
+    worse.write_text(worse.read_text().replace('"accuracy": 0.', '"accuracy": 0.98'))
+    for seed in (1, 2):
+        other = path / f"runs/fedld-seed{seed}/rounds.jsonl"
+        other.write_text(other.read_text().replace('"accuracy": 0.', '"accuracy": 0.999'))
+    verdict = judge(list(read([path]).runs), "fedavg")
+    means = {s.label: s.mean for s in verdict.standings}
+    assert means["fedld"] > means["fedavg"]
+    assert verdict.winner.label == "fedavg"
+    assert headline(verdict).startswith("fedavg is ahead of fedld by")
 
 
 def test_one_seed_has_no_significance(make_study, tmp_path):

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from fedld.study.report.chart import Cell, Chart, Floats, Look, settle, short
 from fedld.study.report.curves import by_label
 from fedld.study.report.style import SECOND, SEQUENTIAL, SERIES, SURFACE, drawing, new_figure
-from fedld.study.runs import Run, clean, number
+from fedld.study.runs import Run, clean, fullest, number
 
 
 def label_counts(run: Run) -> dict[int, list[int]]:
@@ -19,12 +19,13 @@ def label_counts(run: Run) -> dict[int, list[int]]:
 
 def labels_chart(runs: Sequence[Run]) -> Chart | None:
     """Class counts of every client, from the first run."""
-    counts = label_counts(runs[0])
+    run = fullest(runs)
+    counts = label_counts(run)
     if not counts or len({len(c) for c in counts.values()}) > 1:
         return None
     matrix = np.array(list(counts.values()), dtype=float)
-    names = [runs[0].client_names[i] for i in counts]
-    classes = class_names(runs[0], matrix.shape[1])
+    names = [run.client_names[i] for i in counts]
+    classes = class_names(run, matrix.shape[1])
     draw = _bars if len(classes) <= len(SERIES) else _cells
     with drawing():
         figure = draw(matrix, names, classes)
@@ -33,7 +34,7 @@ def labels_chart(runs: Sequence[Run]) -> Chart | None:
     return Chart(
         "labels",
         "Labels of every client",
-        f"Training samples by class, seed {runs[0].seed}.",
+        f"Training samples by class, seed {run.seed}.",
         f"Training samples of every client: {sizes}.",
         figure,
         ("client", *classes),

@@ -8,7 +8,7 @@ from fedld.analysis.evidence import decompose_line
 from fedld.study.report.chart import Chart, Look, legend, settle, short
 from fedld.study.report.curves import by_label
 from fedld.study.report.style import MUTED, SURFACE, drawing, new_figure
-from fedld.study.runs import Run
+from fedld.study.runs import Run, fullest
 
 SHOWN = 16  # clients, those with the largest terms
 
@@ -17,15 +17,15 @@ def contributions_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Char
     """Shift of every client's model and what aggregation does to every client's data, one dot a method."""
     found = {}
     for label, own in by_label(runs).items():
-        if own[0].cross_loss.lines:
-            line = own[0].cross_loss.lines[-1]
+        if lines := fullest(own).cross_loss.lines:
+            line = lines[-1]
             d, count = decompose_line(line), len(line["clients"])
             shift = np.full(count, np.nan)
             shift[list(d.sampled)] = d.shift_by_model
             found[label] = (line["round"], shift, d.aggregation_by_client)
     if not found:
         return None
-    names = list(runs[0].client_names.values())
+    names = list(fullest(runs).client_names.values())
     order = _largest([np.abs(shift) + np.abs(merged) for _, shift, merged in found.values()], len(names))
     with drawing():
         figure = new_figure(560, 90 + max(150, 26 * len(order)))

@@ -17,7 +17,7 @@ from fedld.study.report.chart import (
     short,
 )
 from fedld.study.report.style import MUTED, drawing, new_figure
-from fedld.study.runs import Run, number
+from fedld.study.runs import Run, fullest, number
 
 MEASURES = {
     "accuracy": ("Accuracy", "%", 100.0),
@@ -133,7 +133,7 @@ def traffic_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | No
     """Accuracy against bytes sent: what a method's extra messages buy."""
     lines: dict[str, tuple[Floats, Floats]] = {}
     for label, own in by_label(runs).items():
-        b, sent = bands_of(own, "accuracy", 100).get(label), _megabytes(own[0])
+        b, sent = bands_of(own, "accuracy", 100).get(label), _megabytes(fullest(own))
         if b is not None:
             lines[label] = (np.array([sent.get(int(r), np.nan) for r in b.x]), b.mean)
     if not lines:

@@ -14,7 +14,7 @@ from fedld.engine.records import Line
 from fedld.study.report.chart import Chart, Floats, frame_of, settle, short
 from fedld.study.report.curves import by_label
 from fedld.study.report.style import DIVERGING, SECOND, SEQUENTIAL, SURFACE, drawing, new_figure
-from fedld.study.runs import Run
+from fedld.study.runs import Run, fullest
 
 BUDGET = 1_500_000  # bytes of a page for one kind of matrix
 SHOWN = 64  # clients; more cells than that cannot be seen
@@ -63,7 +63,8 @@ def _collect(runs: Sequence[Run], kind: str) -> tuple[dict[str, Frames], dict[st
     frames: dict[str, Frames] = {}
     names: dict[str, list[str]] = {}
     for label, own in by_label(runs).items():
-        run, count = own[0], len(own[0].client_names)
+        run = fullest(own)
+        count = len(run.client_names)
         lines = run.cross_loss.lines if kind == "cross_loss" else run.conflict.lines
         make = _cross if kind == "cross_loss" else _cosines
         found = {line["round"]: made for line in lines if (made := make(line, count)) is not None}

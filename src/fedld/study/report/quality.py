@@ -9,7 +9,7 @@ from fedld.study.report.chart import Cell, Chart, Floats, Look, legend, settle, 
 from fedld.study.report.clients import class_names
 from fedld.study.report.curves import by_label
 from fedld.study.report.style import INK, MUTED, SEQUENTIAL, SURFACE, drawing, new_figure
-from fedld.study.runs import Run
+from fedld.study.runs import Run, fullest
 
 PANELS = 6
 
@@ -23,7 +23,7 @@ def confusion_chart(runs: Sequence[Run]) -> Chart | None:
             found[label] = np.sum(counts, axis=0)
     if not found:
         return None
-    classes = class_names(runs[0], len(next(iter(found.values()))))
+    classes = class_names(fullest(runs), len(next(iter(found.values()))))
     shown = dict(list(found.items())[:PANELS])
     columns = min(2, len(shown))
     rows = -(-len(shown) // columns)
@@ -99,15 +99,21 @@ def calibration_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart 
         ax.plot((0, 100), (0, 100), color=MUTED, linewidth=1, zorder=0)
         for label, points in found.items():
             x, y = ([100 * p[k] for p in points] for k in (0, 1))
-            (line,) = ax.plot(x, y, marker="o", markersize=5, label=label, **styles[label].plot)
-            line.set_gid(f"part-series-{styles[label].slot}")
+            (line,) = ax.plot(x, y, **styles[label].plot | {"linewidth": 1})
+            most = max(p[2] for p in points)
+            dots = ax.scatter(
+                x, y, [12 + 120 * p[2] / most for p in points], color=styles[label].colour, zorder=3
+            )
+            for part in (line, dots):
+                part.set_gid(f"part-series-{styles[label].slot}")
         ax.set(xlabel="confidence (%)", ylabel="accuracy (%)", ylim=(0, 102))
         settle(figure)
     error = {k: sum(n * abs(a - c) for c, a, n in p) / sum(n for *_, n in p) for k, p in found.items()}
     return Chart(
         "calibration",
         "Calibration",
-        "On the grey line a confidence of 80 % is right in 80 of 100 cases; below it the model is too sure.",
+        "On the grey line a confidence of 80 % is right in 80 of 100 cases; below it the model is too sure. "
+        "Large dots hold many cases.",
         "Expected calibration error: " + ", ".join(f"{k} {100 * e:.1f} %" for k, e in error.items()),
         figure,
         ("method", "confidence", "accuracy", "count"),

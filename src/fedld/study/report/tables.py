@@ -11,7 +11,7 @@ from fedld.study.report.chart import Look
 from fedld.study.report.clients import fairness
 from fedld.study.report.curves import by_label
 from fedld.study.report.words import signed
-from fedld.study.runs import Run, clean, number
+from fedld.study.runs import Run, clean, fullest, number
 from fedld.study.verdict import Verdict
 
 # Table 1 of the paper: final test accuracy (%), ImageNet-pretrained ResNet-50, 200 rounds.
@@ -170,7 +170,7 @@ def _sums(runs: Sequence[Run], key: str) -> list[float]:
 def settings_table(runs: Sequence[Run]) -> Table:
     """Settings of every method; those that are equal for all are shown once."""
     grouped = by_label(runs)
-    flat = {label: flatten(own[0].config) for label, own in grouped.items()}
+    flat = {label: flatten(fullest(own).config) for label, own in grouped.items()}
     keys = dict.fromkeys(key for settings in flat.values() for key in settings if key != "seed")
     rows = []
     for key in keys:
@@ -181,7 +181,12 @@ def settings_table(runs: Sequence[Run]) -> Table:
     seeds = sorted({run.seed for run in runs})
     rows.append([Entry("seed", "seed"), Entry(", ".join(map(str, seeds))), Entry("")])
     return Table(
-        "settings", "Settings", "As saved beside the results.", ["setting", "value", "methods"], rows
+        "settings",
+        "Settings",
+        "As saved beside the results.",
+        ["setting", "value", "methods"],
+        rows,
+        wide=False,
     )
 
 
