@@ -8,6 +8,7 @@ import typer
 from fedld import __version__
 from fedld.cli.compare import compare
 from fedld.cli.data import data
+from fedld.cli.diagnose import diagnose
 from fedld.cli.methods import methods
 from fedld.cli.report import export, report, watch
 from fedld.cli.run import run
@@ -22,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (run, compare, methods, data, report, watch, export):
+for command in (run, compare, methods, data, diagnose, report, watch, export):
     app.command()(command)
 app.add_typer(site, name="site")
 app.add_typer(server, name="server")
