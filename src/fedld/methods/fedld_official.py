@@ -27,14 +27,14 @@ class FedLDOfficial(Method):
     card: ClassVar[Card] = Card("FedLD, released code", "Zeng et al. 2024")
 
     def init(self, weights: Tensor, layout: Layout, clients: int) -> Server:
-        """No round yet."""
-        return Server(weights, {"round": torch.tensor(0)})
+        """Nothing has moved yet."""
+        return Server(weights, {"moved": torch.tensor(False)})
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
-        """Plain mean in the first round, the rule afterwards."""
-        rule = self.rule if server.extra["round"] else Mean()
+        """Plain mean until the model has moved once, the rule afterwards."""
+        rule = self.rule if server.extra["moved"] else Mean()
         combined = replace(self, rule=rule).aggregate(replies)
-        server = replace(server, extra={"round": server.extra["round"] + 1})
+        server = replace(server, extra={"moved": server.extra["moved"] | combined.update.any()})
         return self.step(server, replies, combined.update), combined
 
     def aggregate(self, replies: Replies) -> Aggregate:
