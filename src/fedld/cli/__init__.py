@@ -11,6 +11,7 @@ from fedld.cli.data import data
 from fedld.cli.diagnose import diagnose
 from fedld.cli.methods import methods
 from fedld.cli.report import export, report, watch
+from fedld.cli.reproduce import reproduce
 from fedld.cli.run import run
 from fedld.cli.site import server, site
 from fedld.engine.loop import Interrupted
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 for command in (run, compare, methods, data, diagnose, report, watch, export):
     app.command()(command)
+app.add_typer(reproduce, name="reproduce")
 app.add_typer(site, name="site")
 app.add_typer(server, name="server")
 

@@ -69,15 +69,7 @@ def run_study(
     """Run what is not finished, then write table.json, table.md and report.html."""
     from fedld.study.report import write_report
 
-    index = out / "study.json"
-    if index.exists() and not resume:
-        raise FedLDError(f"'{out}' already holds a study: choose another --out, or finish it with --resume")
-    if (out / "config.toml").exists():
-        raise FedLDError(f"'{out}' holds a run: choose another --out")
-    cells = [Cell(label, e, out / _path(label, e)) for label, e in study.cells]
-    if not index.exists():
-        _make(out)
-        write_atomically(index, dump(study.to_json()).encode())
+    cells = open_study(study, out, resume=resume)
     summaries = run_grid(cells, jobs=jobs, progress=progress)
     grouped: dict[str, list[Line]] = {}
     for cell, summary in zip(cells, summaries, strict=True):
@@ -87,6 +79,19 @@ def run_study(
     write_atomically(out / "table.md", table.to_markdown().encode())
     write_report([out], out / "report.html")
     return table
+
+
+def open_study(study: Study, out: Path, *, resume: bool) -> list[Cell]:
+    """Write the study's index, or find it there; gives every run its folder."""
+    index = out / "study.json"
+    if index.exists() and not resume:
+        raise FedLDError(f"'{out}' already holds a study: choose another --out, or finish it with --resume")
+    if (out / "config.toml").exists():
+        raise FedLDError(f"'{out}' holds a run: choose another --out")
+    if not index.exists():
+        _make(out)
+        write_atomically(index, dump(study.to_json()).encode())
+    return [Cell(label, e, out / _path(label, e)) for label, e in study.cells]
 
 
 def _make(out: Path) -> None:

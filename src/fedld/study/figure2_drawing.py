@@ -1,0 +1,48 @@
+"""The drawing of Fig. 2: shift and aggregation, signed above and absolute (as in the paper) below."""
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+from fedld.study.figure2 import CONTRASTS, Figure2
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+COLOURS = {"margin": "#c23b3b", "principal": "#2f6db5"}
+NAMES = {"shift": "distribution shift loss", "aggregation": "aggregation loss"}
+WITH = {"margin": "with margin control", "principal": "with the principal rule"}
+
+
+def draw(figure2: Figure2, path: Path) -> None:
+    """Write path.png and path.svg: mean over seeds, bands from the smallest to the largest."""
+    with plt.rc_context({"svg.hashsalt": "fedld"}):
+        figure, axes = plt.subplots(2, 2, figsize=(8.4, 6.4), sharex=True, layout="constrained")
+        for row, absolute in enumerate((False, True)):
+            for column, term in enumerate(CONTRASTS):
+                _panel(axes[row][column], figure2, term, absolute)
+        for ax in axes[1]:
+            ax.set_xlabel("Dirichlet alpha (heterogeneity grows to the right)")
+        seeds = len({point.seed for point in figure2.points})
+        figure.suptitle(f"{figure2.title}\nmean and range over {seeds} seed(s)", fontsize=10)
+        figure.savefig(path.with_suffix(".png"), dpi=150)
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+        plt.close(figure)
+
+
+def _panel(ax: Axes, figure2: Figure2, term: str, absolute: bool) -> None:
+    arm = CONTRASTS[term]
+    for name, style, label in (("plain", "--", "naive"), (arm, "-", WITH[arm])):
+        values = np.array([figure2.values(name, term, alpha) for alpha in figure2.alphas])
+        values = np.abs(values) if absolute else values
+        ax.plot(values.mean(1), style, marker="o", markersize=4, color=COLOURS[arm], label=label)
+        ax.fill_between(
+            range(len(values)), values.min(1), values.max(1), color=COLOURS[arm], alpha=0.15, linewidth=0
+        )
+    ax.axhline(0, color="0.6", linewidth=0.8)
+    ax.set_xticks(range(len(figure2.alphas)), [f"{alpha:g}" for alpha in figure2.alphas])
+    ax.set_title(f"{'|' if absolute else ''}{NAMES[term]}{'|' if absolute else ', signed'}", fontsize=10)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, fontsize=8)
