@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-pytest.importorskip("flwr")
+from fedld.engine.flower.keys import make_certificates, make_site_key
+
 SITES = ("alpha", "beta", "gamma")
 FEDLD = str(Path(sys.executable).with_name("fedld"))
 FLWR = str(Path(sys.executable).with_name("flwr"))
@@ -33,6 +34,7 @@ class Consortium:
         self.port, self.processes = free_port(), {}
         (folder / "flwr").mkdir(parents=True)
         self.environment = os.environ | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "FLWR_HOME": str(folder / "flwr"),
             "FEDLD_CACHE": str(data / "cache"),
             "OMP_NUM_THREADS": "1",
@@ -42,7 +44,7 @@ class Consortium:
         trust = "insecure = true"
         if secure:
             trust = f'root-certificates = "{folder}/certificates/ca.crt"'
-            self.call(FEDLD, "server", "certificates", "--host", "127.0.0.1", "--out", "certificates")
+            make_certificates(["127.0.0.1"], folder / "certificates")
         config = f'[superlink.test]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
         (folder / "flwr" / "config.toml").write_text(config)
 
@@ -76,11 +78,8 @@ class Consortium:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def make_key(self, site):
-        self.call(FEDLD, "site", "key", "--name", site, "--out", "keys")
-
     def register(self, site):
-        self.make_key(site)
+        make_site_key(site, self.folder / "keys")
         self.call(FLWR, "supernode", "register", f"keys/{site}.pub", "test", "--name", site)
 
     def start_site(self, site, data=None, **options):
@@ -88,11 +87,6 @@ class Consortium:
         words += ["--data", str(data or self.data / f"{site}.npz"), "--state", f"state/{site}"]
         words += ["--ca", "certificates/ca.crt", "--key", f"keys/{site}.key"] if self.secure else ["--insecure"]
         self.start(site, *words)
-
-    def run(self, out, *options, check=True):
-        words = [FEDLD, "run", "--engine", "flower", "--superlink", "test", "--json", *options]
-        place = ["--out"] if "--resume" not in options else []
-        return self.call(*words, *place, str(self.folder / "runs" / out), check=check)
 
     def submit(self, name, out, *options):
         words = [FEDLD, "run", "--engine", "flower", "--superlink", "test", "--json", *options]

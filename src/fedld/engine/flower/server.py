@@ -87,7 +87,7 @@ class FlowerEngine:
             known = json.loads(self.file.read_text())
             sites.fixed = TypeAdapter(list[Description]).validate_python(known["sites"])
             self.run_id = str(known["run"])
-            sites.wait(experiment.min_clients, wait)
+            sites.wait(len(sites.fixed), wait)
             return sites.fixed
         found = sites.wait(experiment.clients, wait)
         for name, why in sites.refused.items():

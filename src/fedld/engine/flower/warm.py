@@ -62,7 +62,7 @@ def serve(app: str, daemon: list[str], environment: Mapping[str, str]) -> int:
 
 
 def _warm_up() -> None:
-    """Let PyTorch import what it imports on first use; but no backward pass, after which it forbids to fork."""
+    """Let PyTorch import what it imports on first use; no backward pass, after which it forbids to fork."""
     tune_process()
     model = build("cnn", classes=2, channels=1, image_size=8, seed=0)
     torch.optim.SGD(model.parameters(), 0.1, fused=True)
