@@ -1,5 +1,6 @@
 """A federation small enough to check by hand: full-batch models in float64, driven without the engine."""
 
+import os
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -82,6 +83,12 @@ class Federation:
         )
         self.server, self.combined = self.method.server_update(self.server, self.replies)
         return self.server.weights[: self.layout.trainable].clone()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """A cache of the tests' own: nothing is read from the user's."""
+    os.environ["FEDLD_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture

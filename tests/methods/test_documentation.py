@@ -1,0 +1,40 @@
+"""The worked example of docs/adding-a-method.md runs as it stands; other packages' methods are found."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "adding-a-method.md"
+
+
+def python(*arguments, cwd, **environment):
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=os.environ | environment, capture_output=True, text=True
+    )
+
+
+def test_the_worked_example_runs_and_is_short(tmp_path):
+    (example,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(example.splitlines()) < 40
+    (tmp_path / "feddyn.py").write_text(example, encoding="utf-8")
+    done = python("feddyn.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) > 0.15
+    assert (tmp_path / "runs/feddyn/summary.json").exists()
+    states = list((tmp_path / "runs/feddyn/states").glob("*.safetensors"))
+    assert states, "h_i must have been kept"
+
+
+def test_an_installed_package_adds_a_method(tmp_path):
+    (tmp_path / "plugin.py").write_text(
+        "from fedld.methods import FedProx\nSTRONG = FedProx(mu=1.0)\n", encoding="utf-8"
+    )
+    info = tmp_path / "plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text("[fedld.methods]\nstrong = plugin:STRONG\n", encoding="utf-8")
+    code = "from fedld.methods import METHODS; print(METHODS['strong'].mu, len(METHODS))"
+    done = python("-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.stdout.startswith("1.0 "), done.stderr

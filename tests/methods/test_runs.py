@@ -1,0 +1,145 @@
+"""Every method through the real engine on fundus-sim."""
+
+import json
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from fedld.cli.methods import describe, methods
+from fedld.engine.experiment import make_experiment
+from fedld.engine.loop import prepare, run, sample
+from fedld.errors import FedLDError
+from fedld.methods import METHODS, Card, Method
+
+SMALL = {
+    "dataset": "fundus-sim",
+    "partition": "iid",
+    "image_size": 16,
+    "data": {"samples": 360},
+    "rounds": 2,
+    "batch_size": 20,
+    "client_losses": False,
+    "workers": 0,
+}
+TWENTY = {"clients": 20, "sample_rate": 0.25}
+
+
+def lines(folder, name="rounds.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("setting", [{}, TWENTY], ids=["five", "twenty"])
+@pytest.mark.parametrize("name", METHODS)
+def test_trains_with_all_clients_and_with_a_sample(tmp_path, name, setting):
+    experiment = make_experiment(SMALL | setting | {"method": name})
+    start = prepare(experiment, tmp_path / "states")[1].weights
+    summary = run(experiment, tmp_path / "run")
+    method, rounds = METHODS[name], lines(tmp_path / "run")
+    assert len(rounds) == 2
+    for line in rounds:
+        assert ("accuracy" in line) == method.has_global
+        assert ("personal_accuracy" in line) == method.personalised
+        assert math.isfinite(line["train_loss"])
+        assert line["clients"] == (1 if name == "central" else 5)
+    assert ("final_accuracy" in summary) == method.has_global
+    assert start.isfinite().all()
+    if name != "local":
+        assert line["update_norm"] > 0
+        assert summary["bytes_up"] >= 4 * summary["parameters"] * rounds[0]["clients"]
+
+
+def accuracy(tmp_path, name, **settings):
+    bigger = {"image_size": 24, "data": {"samples": 700}, "rounds": 12, "batch_size": 10, "eval_every": 4}
+    experiment = make_experiment(SMALL | bigger | {"method": name} | settings)
+    summary = run(experiment, tmp_path / name)
+    return summary.get("personal_final_accuracy" if name == "local" else "final_accuracy")
+
+
+def test_federation_beats_training_alone(tmp_path):
+    """A taste; docs/methods.md has the figures of every method."""
+    alone = accuracy(tmp_path, "local")
+    for name in ("fedavg", "scaffold"):
+        assert accuracy(tmp_path, name) > alone + 0.05
+
+
+@dataclass(frozen=True)
+class Counting(Method):
+    """Counts in its state how often a client has trained, and reports what it found."""
+
+    card: ClassVar[Card] = Card("Counting", "test")
+
+    def client_update(self, client):
+        seen = client.state.get("seen", torch.zeros(()))
+        client.train(self.loss)
+        reply = client.reply(state={"seen": seen + 1})
+        return replace(reply, metrics={**reply.metrics, "seen": float(seen)})
+
+
+def test_client_state_survives_rounds_without_the_client(tmp_path, monkeypatch):
+    monkeypatch.setitem(METHODS, "counting", Counting())
+    experiment = make_experiment(SMALL | {"method": "counting", "sample_clients": 2, "rounds": 8})
+    run(experiment, tmp_path / "run")
+    gaps, last, times = 0, {}, {}
+    for line in lines(tmp_path / "run", "clients.jsonl"):
+        client = line["client"]
+        assert line["seen"] == times.get(client, 0)
+        gaps += client in last and line["round"] > last[client] + 1
+        last[client], times[client] = line["round"], times.get(client, 0) + 1
+    assert gaps >= 3, "clients must have come back after a pause"
+
+
+def test_local_keeps_everything_and_sends_nothing(tmp_path):
+    summary = run(make_experiment(SMALL | {"method": "local"}), tmp_path / "run")
+    assert summary["bytes_up"] == summary["bytes_down"] == 0
+    assert "final_accuracy" not in summary
+    assert summary["personal_final_accuracy"] > 0
+
+
+def test_central_trains_on_everybodys_samples(tmp_path):
+    experiment = make_experiment(SMALL | {"method": "central", "sample_clients": 3})
+    pooled = prepare(experiment, tmp_path)[0].federation
+    dealt = prepare(make_experiment(SMALL), tmp_path)[0].federation
+    assert len(pooled.clients) == 1
+    assert len(pooled.clients[0].train) == sum(len(client.train) for client in dealt.clients)
+    assert sample(experiment, 1, 1) == [0]
+
+
+@pytest.mark.parametrize("name", ["fedma", "gamf"])
+def test_matching_methods_refuse_residual_networks_before_anything_runs(tmp_path, name):
+    with pytest.raises(FedLDError, match="cannot match ResNet"):
+        run(make_experiment(SMALL | {"method": name, "model": "resnet8"}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_fedbn_on_batchnorm_measures_personal_and_global_models_apart(tmp_path):
+    summary = run(make_experiment(SMALL | {"method": "fedbn", "model": "resnet8"}), tmp_path / "run")
+    assert summary["final_accuracy"] is not None
+    assert summary["personal_final_accuracy"] is not None
+    assert summary["bytes_up"] > summary["bytes_down"]  # BatchNorm goes up, and does not come back
+
+
+@pytest.mark.parametrize("name", ["fedpac", "scaffold", "pfedla", "fedsr"])
+def test_batchnorm_networks_with_local_statistics(tmp_path, name):
+    settings = {"method": name, "model": "resnet8", "buffers": "local", **TWENTY, "sample_rate": 0.2}
+    assert run(make_experiment(SMALL | settings), tmp_path / "run")["rounds"] == 2
+
+
+def test_the_table_of_methods(capsys):
+    methods(json=True)
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    named = (
+        "fedavg fedprox fedbn fedpac fedgh scaffold fedcm fediir fedsr fedma gamf pfedla robfedavg pgrad "
+        "fednova fedavgm fedadam fedyogi fedld fedld-official fedld-tensor fedld-smooth fedld-drop local central"
+    )
+    assert set(named.split()) <= set(rows)
+    assert rows["fedbn"]["personal"] == "BatchNorm"
+    assert not rows["fedma"]["batchnorm"]
+    assert rows["fedprox"]["options"]["mu"] == 0.01
+    assert rows["pgrad"]["rule"] == {"name": "principal", "conflict": "pgrad", "components": 4}
+    methods()
+    text = capsys.readouterr().out
+    assert all(name in text for name in METHODS)
+    assert describe("fedld", METHODS["fedld"])["objective"] == "marg-log"
