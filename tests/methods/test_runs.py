@@ -91,6 +91,18 @@ def test_client_state_survives_rounds_without_the_client(tmp_path, monkeypatch):
     assert gaps >= 3, "clients must have come back after a pause"
 
 
+@pytest.mark.parametrize("name", ["fedpac", "fedbn", "fedsr"])
+def test_the_decomposition_sees_the_private_parts_that_were_trained(tmp_path, name):
+    """L_i(w_i) measured after the round is what the client itself measured at the end of its training."""
+    settings = SMALL | {"method": name, "model": "resnet8", "decompose": 1}
+    for losses in (True, False):
+        run(make_experiment(settings | {"client_losses": losses}), tmp_path / str(losses))
+    told, measured = (lines(tmp_path / str(losses), "cross_loss.jsonl") for losses in (True, False))
+    for one, other in zip(told, measured, strict=True):
+        for i in range(5):
+            assert one["cross_loss"][i][i] == pytest.approx(other["cross_loss"][i][i], rel=1e-4)
+
+
 def test_local_keeps_everything_and_sends_nothing(tmp_path):
     summary = run(make_experiment(SMALL | {"method": "local"}), tmp_path / "run")
     assert summary["bytes_up"] == summary["bytes_down"] == 0
@@ -132,7 +144,8 @@ def test_the_table_of_methods(capsys):
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     named = (
         "fedavg fedprox fedbn fedpac fedgh scaffold fedcm fediir fedsr fedma gamf pfedla robfedavg pgrad "
-        "fednova fedavgm fedadam fedyogi fedld fedld-official fedld-tensor fedld-smooth fedld-drop local central"
+        "fednova fedavgm fedadam fedyogi fedld fedld-official fedld-tensor fedld-smooth fedld-drop local "
+        "central"
     )
     assert set(named.split()) <= set(rows)
     assert rows["fedbn"]["personal"] == "BatchNorm"

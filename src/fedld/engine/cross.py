@@ -39,8 +39,10 @@ def cross_jobs(setup: Setup, round_: int, members: list[Member]) -> list[LossJob
     for member in members:
         known = _exact_with_training(setup.experiment)
         others = [j for j in range(len(setup.sizes)) if not (known and j == member.client)]
-        state = round_ if member.trained.kept else member.incoming.state_round
-        model = replace(member.incoming, state_round=state)
+        model = member.incoming
+        if member.trained.kept:  # its state holds the private parameters it trained, not those it was sent
+            sent = {key: value for key, value in model.message.items() if key != "private"}
+            model = replace(model, state_round=round_, message=sent)
         jobs += [LossJob(group, member.slot, model) for group in _groups(others, setup.sizes)]
     return jobs
 

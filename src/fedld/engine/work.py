@@ -261,7 +261,8 @@ class Worker:
             layout.set_private(vector, state.pop("private").to(vector.device))
         if "private" in message:
             vector[layout.shared : layout.trainable] = message.pop("private").to(vector.device)
-        return state, {key: value.to(self.flat.vector.device) for key, value in message.items()}
+        state = {key: value.to(vector.device) for key, value in state.items()}
+        return state, {key: value.to(vector.device) for key, value in message.items()}
 
     @torch.inference_mode()
     def measure(self, samples: Samples) -> Sums:
