@@ -17,7 +17,7 @@ from fedld.study.compare import plan, run_study
 from fedld.study.table import Row, Table
 
 
-@with_settings("method", "workers")
+@with_settings("method", "workers", many=True)
 def compare(
     settings: dict[str, Any],
     methods: Annotated[str, typer.Option(help="names, separated by commas")] = "fedavg,fedprox,fedld",

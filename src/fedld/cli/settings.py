@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from fedld.engine.experiment import override, read_toml
+from fedld.study.compare import of_one_method
+from fedld.study.presets import read_preset
 
 OPTIONS: dict[str, tuple[type, str]] = {
     "method": (str, "federated method, see 'fedld methods'"),
@@ -43,10 +45,11 @@ OPTIONS: dict[str, tuple[type, str]] = {
 }
 
 
-def with_settings(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_settings(*without: str, many: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the experiment's options; it receives them merged as `settings`.
 
-    Later wins: `--config FILE`, then single options, then `--set key=value`.
+    Later wins: `--preset NAME`, `--config FILE`, then single options, then `--set key=value`. A command of
+    `many` methods also receives the tables that are for one of them alone.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -54,8 +57,10 @@ def with_settings(*without: str) -> Callable[[Callable[..., None]], Callable[...
 
         @wraps(command)
         def wrapper(**given: Any) -> None:
-            config, sets = given.pop("config"), given.pop("set_")
-            settings = read_toml(config) if config else {}
+            preset, config, sets = given.pop("preset"), given.pop("config"), given.pop("set_")
+            settings = (read_preset(preset) if preset else {}) | (read_toml(config) if config else {})
+            if not many:
+                settings = of_one_method(settings, given.get("method"))
             for name in names:
                 if (value := given.pop(name)) is not None:
                     settings[name] = value
@@ -75,11 +80,13 @@ def _option(name: str) -> inspect.Parameter:
 
 
 def _config() -> list[inspect.Parameter]:
+    preset = Annotated[str | None, typer.Option(help="settings of the paper, e.g. retina-split1-small")]
     config = Annotated[Path | None, typer.Option(help="settings from a TOML file")]
     sets = Annotated[
         list[str] | None, typer.Option("--set", help="any setting: key=value or table.key=value")
     ]
     return [
+        inspect.Parameter("preset", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=preset),
         inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=config),
         inspect.Parameter("set_", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=sets),
     ]

@@ -63,6 +63,21 @@ def _for_method(shared: dict[str, Any], name: str, own: dict[str, Any]) -> dict[
     return {**shared, **experiment, "method": {"name": name, **options}}
 
 
+def of_one_method(settings: dict[str, Any], method: str | None = None) -> dict[str, Any]:
+    """Settings of a single run: the method's own table is merged, those of the others are left out.
+
+    >>> of_one_method({"lr": 0.1, "method": "fedprox", "fedprox": {"mu": 0.2}, "fedld": {"lr": 0.3}})
+    {'lr': 0.1, 'method': {'name': 'fedprox', 'mu': 0.2}}
+    """
+    shared = {key: value for key, value in settings.items() if key not in METHODS}
+    if len(shared) == len(settings):
+        return settings
+    part = shared.get("method", "fedavg") if method is None else method
+    table = {"name": part} if isinstance(part, str) else part
+    merged = _for_method(shared, table["name"], settings.get(table["name"], {}))
+    return merged | {"method": {**merged["method"], **table}}
+
+
 def run_study(
     study: Study, out: Path, *, resume: bool, jobs: int | None, progress: Callable[[Line], None]
 ) -> Table:

@@ -1,0 +1,34 @@
+"""The paper's experiments as TOML files: shared settings, tables of single methods, a table a scale."""
+
+import tomllib
+from importlib.resources import files
+from typing import Any
+
+from fedld.errors import FedLDError, nearest
+
+SCALES = ("paper", "small")
+
+
+def names() -> list[str]:
+    """Every preset in every scale: `retina-split1-paper`, `retina-split1-small`, ..."""
+    found = sorted(file.name.removesuffix(".toml") for file in _folder() if file.name.endswith(".toml"))
+    return [f"{name}-{scale}" for name in found for scale in SCALES]
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """Settings of a preset, ready to be overridden.
+
+    >>> preset = read_preset("retina-split1-paper")
+    >>> preset["model"], preset["rounds"], preset["fedld"]["objective"]["lam"]
+    ('resnet50', 200, 0.1)
+    """
+    if name not in names():
+        raise FedLDError(f"unknown preset '{name}': {nearest(name, names())}")
+    stem, _, scale = name.rpartition("-")
+    settings = tomllib.loads(files(__package__).joinpath(f"{stem}.toml").read_text(encoding="utf-8"))
+    shared: dict[str, Any] = {key: value for key, value in settings.items() if key not in SCALES}
+    return shared | settings[scale]
+
+
+def _folder() -> list[Any]:
+    return list(files(__package__).iterdir())
