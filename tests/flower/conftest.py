@@ -85,7 +85,9 @@ class Consortium:
     def start_site(self, site, data=None, **options):
         words = [FEDLD, "site", "start", "--name", site, "--superlink", f"127.0.0.1:{self.port}"]
         words += ["--data", str(data or self.data / f"{site}.npz"), "--state", f"state/{site}"]
-        words += ["--ca", "certificates/ca.crt", "--key", f"keys/{site}.key"] if self.secure else ["--insecure"]
+        words += (
+            ["--ca", "certificates/ca.crt", "--key", f"keys/{site}.key"] if self.secure else ["--insecure"]
+        )
         self.start(site, *words)
 
     def submit(self, name, out, *options):

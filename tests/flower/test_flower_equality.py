@@ -58,7 +58,8 @@ def test_the_model_is_the_local_engines(finished, digits, tmp_path, name):
     settings = COMMON | METHODS[name] | {"method": name, "dataset": f"npz:{digits}/all.npz", "workers": 0}
     run(make_experiment(settings), tmp_path / "local")
     ours, theirs = (
-        load_file(path / "model.safetensors") for path in (tmp_path / "local", finished.folder / "runs" / name)
+        load_file(path / "model.safetensors")
+        for path in (tmp_path / "local", finished.folder / "runs" / name)
     )
     assert ours.keys() == theirs.keys()
     for key, value in ours.items():
@@ -89,7 +90,9 @@ def test_strangers_are_refused(secure):
     make_site_key("mallory", secure.folder / "keys")
     secure.start_site("mallory", data=secure.data / "beta.npz")
     assert secure.processes.pop("mallory").wait(60) != 0
-    secure.start("plain", SUPERNODE, "--insecure", "--superlink", f"127.0.0.1:{secure.port}", "--max-retries", "1")
+    secure.start(
+        "plain", SUPERNODE, "--insecure", "--superlink", f"127.0.0.1:{secure.port}", "--max-retries", "1"
+    )
     assert secure.processes.pop("plain").wait(60) != 0
     listed = secure.call(FLWR, "supernode", "list", "test", "--format", "json").stdout
     assert listed.count('"online"') == 3

@@ -31,16 +31,17 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run or resume the experiment that was submitted; the last event tells how it ended."""
+    config = dict(context.run_config)
+    out = Path(str(config["out"]))
     try:
-        report({"event": "end", **_run(grid, dict(context.run_config))})
+        report({"event": "end", **_run(grid, allowed(out), config)})
     except Exception as error:
-        plain = isinstance(error, FedLDError)
-        report({"event": "error", "error": str(error) if plain else f"{type(error).__name__}: {error}"})
+        text = str(error) if isinstance(error, FedLDError) else f"{type(error).__name__}: {error}"
+        report({"event": "error", "error": text, "resumable": (out / "checkpoints").exists()})
         raise
 
 
-def _run(grid: Grid, config: UserConfig) -> Line:
-    out = allowed(Path(str(config["out"])))
+def _run(grid: Grid, out: Path, config: UserConfig) -> Line:
     engine = FlowerEngine(grid, out)
     if config["resume"]:
         return loop.resume(out, progress=report, engine=engine)

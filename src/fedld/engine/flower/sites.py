@@ -33,12 +33,12 @@ class Sites:
 
     @property
     def present(self) -> dict[str, int]:
-        """Nodes by site name; the first node that claims a name has it for as long as it is online."""
-        found: dict[str, int] = {}
-        for node, description in self._known.items():
-            if description is not None and node in self._online:
-                found.setdefault(description.site, node)
-        return found
+        """Nodes by site name; the last that came under a name has it.
+
+        Flower believes a killed SuperNode to be online for a minute, in which it may have been started again.
+        """
+        known = ((node, site) for node, site in self._known.items() if node in self._online)
+        return {site.site: node for node, site in known if site is not None}
 
     def wait(self, wanted: int, seconds: float) -> list[Description]:
         """The sites that have come, by name; waits no longer than `seconds` for as many as `wanted`."""

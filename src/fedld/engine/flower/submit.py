@@ -73,7 +73,8 @@ def _follow(command: list[str], superlink: str, out: Path, progress: Progress) -
                 if event.get("event") == "end":
                     return event
                 if event.get("event") == "error":
-                    raise FedLDError(str(event["error"]))
+                    hint = f"; {_hint(superlink, out)}" if event["resumable"] else ""
+                    raise FedLDError(f"{event['error']}{hint}")
                 if event:
                     progress(event)
         except KeyboardInterrupt:
@@ -108,6 +109,9 @@ def _runs(lines: list[str]) -> Iterator[str]:
 def _why(lines: list[str], superlink: str, out: Path) -> str:
     said = next((line.strip(" │") for line in lines if "│" in line), "")
     if any(_runs(lines)) or not said:
-        hint = f"continue with: fedld run --engine flower --superlink {superlink} --resume {out}"
-        return f"the run on SuperLink '{superlink}' ended without a result; {hint}"
+        return f"the run on SuperLink '{superlink}' ended without a result; {_hint(superlink, out)}"
     return f"SuperLink '{superlink}' did not take the run: {said}"
+
+
+def _hint(superlink: str, out: Path) -> str:
+    return f"continue with: fedld run --engine flower --superlink {superlink} --resume {out}"
