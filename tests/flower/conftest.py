@@ -128,7 +128,7 @@ class Consortium:
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
-    """The digits of three unequal sites: one file with everything for the local engine, one a site, one test set."""
+    """The digits of three unequal sites: all in one file, one file a site, and the test set."""
     folder = tmp_path_factory.mktemp("digits")
     found, rng = load_digits(), np.random.default_rng(0)
     order = rng.permutation(len(found.target))[:600]

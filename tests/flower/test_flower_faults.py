@@ -27,7 +27,7 @@ def start(consortium, name, **settings):
 
 
 def test_a_killed_site_is_left_out_and_comes_back_with_its_state(insecure):
-    process = start(insecure, "left-out", rounds=4, round_timeout=40)
+    process = start(insecure, "left-out", rounds=4, round_timeout=30)
     insecure.wait(lambda: insecure.records("left-out", "clients.jsonl"), 180)
     insecure.kill("beta")  # round 2 has begun: its order is on the way
     insecure.start_site("beta")
@@ -39,7 +39,7 @@ def test_a_killed_site_is_left_out_and_comes_back_with_its_state(insecure):
 
 
 def test_below_quorum_the_run_stops_and_can_be_resumed(insecure, digits, tmp_path):
-    process = start(insecure, "lone", rounds=3, round_timeout=30, wait_for_clients=20)
+    process = start(insecure, "lone", rounds=3, round_timeout=20, wait_for_clients=15)
     insecure.wait(lambda: insecure.records("lone", "clients.jsonl"), 180)
     insecure.kill("beta")
     insecure.kill("gamma")

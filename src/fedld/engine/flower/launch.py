@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedld.engine.flower import QUIET
 from fedld.engine.flower.submit import program
+from fedld.engine.flower.wire import site_name
 from fedld.errors import FedLDError
 
 POLLS = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
@@ -64,7 +65,7 @@ class Node:
     def command(self) -> list[str]:
         """The SuperNode's command line."""
         facts = {
-            "site": self.site,
+            "site": site_name(self.site),
             "data": str(self.data.absolute()),
             "state": str(self.state.absolute()),
             "device": self.device,

@@ -24,6 +24,7 @@ from fedld.engine.local import Backend
 from fedld.engine.records import Line, dump, write_atomically
 from fedld.engine.work import Arena, Setup
 from fedld.errors import FedLDError
+from fedld.methods import Method
 
 app = ServerApp()
 
@@ -73,6 +74,9 @@ class FlowerEngine:
 
     def federation(self, experiment: Experiment) -> Federation:
         """Wait for the sites and build the federation from what they tell."""
+        if type(experiment.make_method()).federation is not Method.federation:
+            name = experiment.method["name"]
+            raise FedLDError(f"method '{name}' pools the clients' images, which sites do not give away")
         table = open_table(experiment.data_spec())
         shape = Federation("", table.folder, (), (), table.labels, (), ()).images.shape[1:]
         question = Question(

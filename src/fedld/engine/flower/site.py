@@ -28,6 +28,7 @@ from fedld.engine.flower.wire import (
     pack,
     set_shared,
     shared_part,
+    site_name,
     tree,
     unpack,
 )
@@ -193,7 +194,7 @@ def _same_version(version: str) -> None:
 
 
 def _name(context: Context) -> str:
-    return str(context.node_config.get("site", ""))
+    return site_name(str(context.node_config.get("site", "")))
 
 
 def _open(context: Context, image_size: int | None) -> Table:

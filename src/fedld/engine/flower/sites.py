@@ -137,13 +137,14 @@ def exchange(
     if meanwhile is not None:
         meanwhile()
     look = time.monotonic() + PRESENCE
-    while waiting and time.monotonic() < end:
+    while waiting:
         for reply in grid.pull_messages(list(waiting)):
             replies[waiting.pop(reply.metadata.reply_to_message_id)] = content_of(reply)
         if time.monotonic() > look:
             online, look = set(grid.get_node_ids()), time.monotonic() + PRESENCE
             for message in [m for m, node in waiting.items() if node not in online]:
                 replies[waiting.pop(message)] = "the site is no longer connected"
-        if waiting:
-            time.sleep(POLL)
+        if time.monotonic() > end:
+            break
+        time.sleep(POLL if waiting else 0.0)
     return replies | dict.fromkeys(waiting.values(), f"no reply within {limit:.0f} s")

@@ -4,6 +4,7 @@ Numbers and words travel as one JSON text that is checked on arrival, tensors as
 """
 
 import json
+import re
 from typing import Annotated, Literal, TypeVar
 
 import numpy as np
@@ -16,6 +17,9 @@ from fedld.engine.work import Sums
 from fedld.errors import FedLDError
 from fedld.layout import Layout, Tree
 from fedld.registry import first_problem
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""A site's name is part of file names, so it is made of few kinds of characters."""
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Index = Annotated[int, Field(ge=0, lt=100_000)]
@@ -38,7 +42,7 @@ class Question(Part):
 class Description(Part):
     """A site's answer: all that the server ever learns of its data, beside updates and losses."""
 
-    site: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    site: Annotated[str, Field(pattern=NAME)]
     version: str
     shape: tuple[Count, Count, Count]
     train: Annotated[int, Field(ge=1, lt=2**53)]
@@ -90,6 +94,13 @@ class Answer(Part):
 
 
 P = TypeVar("P", bound=Part)
+
+
+def site_name(name: str) -> str:
+    """A site's name, checked."""
+    if not re.match(NAME, name):
+        raise FedLDError(f"a site's name has letters, digits, '.', '_' and '-' only, unlike '{name}'")
+    return name
 
 
 def pack(part: Part, **trees: Tree) -> RecordDict:
