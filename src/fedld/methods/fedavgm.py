@@ -10,10 +10,14 @@ from fedld.methods.base import Card, Method, Replies, Server
 
 @dataclass(frozen=True)
 class FedAvgM(Method):
-    """FedAvg with momentum on the server: v <- beta v + aggregate, w <- w + eta v."""
+    """FedAvg with momentum on the server: v <- beta v + aggregate, w <- w + eta v.
+
+    A lasting direction is followed at eta / (1 - beta) times the clients' pace, three times by default; the
+    paper's eta = 1 makes it ten times and wants a smaller learning rate on the clients.
+    """
 
     beta: float = 0.9
-    eta: float = 1.0
+    eta: float = 0.3
 
     card: ClassVar[Card] = Card("FedAvgM", "Hsu et al. 2019")
 
