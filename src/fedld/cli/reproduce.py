@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -38,6 +38,57 @@ def figure2(
     with RunBars(planned.rounds, f"{len(planned.study.cells)} runs") as bars:
         result = run_figure2(planned, out, resume=resume, jobs=jobs, progress=bars)
     typer.echo(dump(result.to_json()) if json else result.to_markdown() + f"\nfigure: {out / 'figure2.png'}")
+
+
+Scale = Annotated[Literal["small", "paper"], typer.Option(help="small: two cores; paper: ResNet-50, 384 px")]
+Splits = Annotated[str | None, typer.Option(help="some of the splits; default: what the data can show")]
+Out = Annotated[Path | None, typer.Option(help="study directory; default: runs/<table>")]
+
+
+def _table_command(table: str, text: str, rows: str) -> None:
+    """Register `fedld reproduce <table>`."""
+
+    @reproduce.command(name=table, help=text)
+    @with_settings("method", "objective", "rule", "workers", "split", many=True)
+    def command(
+        settings: dict[str, Any],
+        scale: Scale = "small",
+        seeds: Seeds = "0,1,2",
+        methods: Annotated[
+            str | None, typer.Option(help=f"rows, separated by commas; default: {rows}")
+        ] = None,
+        splits: Splits = None,
+        out: Out = None,
+        resume: Resume = False,
+        jobs: Jobs = None,
+        json: Json = False,
+    ) -> None:
+        from fedld.study.reproduce import plan, run_plan
+
+        planned = plan(
+            table,
+            settings,
+            parse_seeds(seeds),
+            scale=scale,
+            arms=_names(methods),
+            splits=_names(splits),
+            command=_command(),
+        )
+        where = out or Path("runs") / table
+        with RunBars(planned.rounds, f"{planned.runs} runs") as bars:
+            result = run_plan(planned, where, resume=resume, jobs=jobs, progress=bars)
+        typer.echo(
+            dump(result.to_json()) if json else f"{result.to_markdown()}\nreport: {where / 'report.html'}"
+        )
+
+
+_table_command("table1", "Methods on the Retina splits and COVID-FL.", "all of Table 1 and ours")
+_table_command("table2", "FedLD's two parts, one by one.", "none,principal,margin,both")
+_table_command("table3", "Fifty clients, a tenth of them a round.", "all of Table 3 and ours")
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _command() -> str:

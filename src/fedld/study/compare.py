@@ -48,7 +48,7 @@ def plan(settings: dict[str, Any], methods: list[str], seeds: list[int], *, comm
     shared = {key: value for key, value in settings.items() if key not in METHODS}
     shared.setdefault("workers", 0)
     cells = [
-        (name, make_experiment(_for_method(shared, name, own.get(name, {})) | {"seed": seed}))
+        (name, make_experiment(for_method(shared, name, own.get(name, {})) | {"seed": seed}))
         for seed in seeds
         for name in methods
     ]
@@ -56,7 +56,7 @@ def plan(settings: dict[str, Any], methods: list[str], seeds: list[int], *, comm
     return Study(f"{', '.join(methods)} on {cells[0][1].dataset}", command, baseline, cells)
 
 
-def _for_method(shared: dict[str, Any], name: str, own: dict[str, Any]) -> dict[str, Any]:
+def for_method(shared: dict[str, Any], name: str, own: dict[str, Any]) -> dict[str, Any]:
     """Shared settings with a method's own: keys of the experiment, or else options of the method."""
     experiment = {key: value for key, value in own.items() if key in Experiment.model_fields}
     options = {key: value for key, value in own.items() if key not in experiment}
@@ -74,7 +74,7 @@ def of_one_method(settings: dict[str, Any], method: str | None = None) -> dict[s
         return settings
     part = shared.get("method", "fedavg") if method is None else method
     table = {"name": part} if isinstance(part, str) else part
-    merged = _for_method(shared, table["name"], settings.get(table["name"], {}))
+    merged = for_method(shared, table["name"], settings.get(table["name"], {}))
     return merged | {"method": {**merged["method"], **table}}
 
 

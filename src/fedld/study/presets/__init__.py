@@ -26,8 +26,8 @@ def read_preset(name: str) -> dict[str, Any]:
         raise FedLDError(f"unknown preset '{name}': {nearest(name, names())}")
     stem, _, scale = name.rpartition("-")
     settings = tomllib.loads(files(__package__).joinpath(f"{stem}.toml").read_text(encoding="utf-8"))
-    shared: dict[str, Any] = {key: value for key, value in settings.items() if key not in SCALES}
-    return shared | settings[scale]
+    chosen: dict[str, Any] = settings[scale]
+    return {key: value for key, value in settings.items() if key not in SCALES} | chosen
 
 
 def _folder() -> list[Any]:

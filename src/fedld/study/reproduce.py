@@ -1,0 +1,173 @@
+"""Tables 1-3 of the paper: arms x splits x seeds, each split a study of its own, all in one grid."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedld.data import DataSpec
+from fedld.data.datasets import open_table
+from fedld.data.table import Table
+from fedld.engine.experiment import make_experiment
+from fedld.engine.records import Line
+from fedld.errors import FedLDError, nearest
+from fedld.methods import METHODS
+from fedld.registry import find
+from fedld.study.compare import Study, for_method, open_study
+from fedld.study.grid import run_grid
+from fedld.study.paper import PAPER, RETINA
+from fedld.study.presets import read_preset
+from fedld.study.reproduced import Column, Reproduced
+from fedld.study.table import make_table
+
+Settings = dict[str, Any]
+
+EXTRA = ("fedld-official", "consensus")
+ARMS: dict[str, tuple[str, ...]] = {
+    "table1": (*PAPER["table1"], *EXTRA),
+    "table2": tuple(PAPER["table2"]),
+    "table3": (*PAPER["table3"], *EXTRA),
+}
+SPLITS = {"table1": (*RETINA, "covid-fl"), "table2": RETINA, "table3": ("retina-50-clients",)}
+REAL = {"image_size": 48}  # at small scale: 24 pixels are for the simulated eyes
+DRAWN = ("clients", "partition", "alpha")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One study for every split that the data offer."""
+
+    table: str
+    title: str
+    command: str
+    studies: dict[str, Study]
+    splits: dict[str, str]
+
+    @property
+    def runs(self) -> int:
+        """Number of runs."""
+        return sum(len(study.cells) for study in self.studies.values())
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of all runs together."""
+        return sum(study.rounds for study in self.studies.values())
+
+
+def plan(
+    table: str,
+    settings: Settings,
+    seeds: list[int],
+    *,
+    scale: str = "small",
+    arms: list[str] | None = None,
+    splits: list[str] | None = None,
+    command: str = "",
+) -> Plan:
+    """The study of every split: preset, then the data at hand, then the given settings."""
+    chosen = _chosen(table, splits, settings)
+    studies, words = {}, {}
+    for split in chosen:
+        own, word = _data(split, scale, settings)
+        merged = merge(merge(read_preset(f"{split}-{scale}"), own), settings)
+        cells = [
+            (arm, make_experiment(_arm(table, arm, merged) | {"seed": seed}))
+            for seed in seeds
+            for arm in arms or ARMS[table]
+        ]
+        baseline = cells[0][0]
+        studies[split] = Study(f"{table}, {word}", command, baseline, cells)
+        words[split] = word
+    dataset = next(iter(studies.values())).cells[0][1].dataset
+    title = f"{table.capitalize()} at {scale} scale on {dataset}"
+    if not settings.get("data_root"):
+        title += f", where {', '.join(words.values())} stand in for the paper's data"
+    return Plan(table, title, command, studies, words)
+
+
+def run_plan(
+    plan: Plan, out: Path, *, resume: bool, jobs: int | None, progress: Callable[[Line], None]
+) -> Reproduced:
+    """Run what is not finished, all splits in one grid; write the table and the report."""
+    from fedld.study.report import write_report
+
+    cells = {s: open_study(study, out / s, resume=resume) for s, study in plan.studies.items()}
+    summaries = iter(run_grid([c for part in cells.values() for c in part], jobs=jobs, progress=progress))
+    columns = []
+    for split, part in cells.items():
+        grouped: dict[str, list[Line]] = {}
+        for cell in part:
+            grouped.setdefault(cell.label, []).append(next(summaries))
+        study = plan.studies[split]
+        paper = {arm: row[split] for arm, row in PAPER[plan.table].items() if split in row}
+        columns.append(
+            Column(split, plan.splits[split], make_table(study.name, grouped, study.baseline), paper)
+        )
+    result = Reproduced(plan.table, plan.title, plan.command, columns)
+    result.write(out)
+    write_report([out / split for split in plan.studies], out / "report.html")
+    return result
+
+
+def merge(settings: Settings, more: Settings) -> Settings:
+    """Settings with others on top; the tables of single methods are merged key by key.
+
+    >>> merge({"lr": 1, "fedld": {"objective": "x"}}, {"lr": 2, "fedld": {"lr": 3}})
+    {'lr': 2, 'fedld': {'objective': 'x', 'lr': 3}}
+    """
+    tables = {key: {**settings[key], **more[key]} for key in more if key in METHODS and key in settings}
+    return {**settings, **more, **tables}
+
+
+def _chosen(table: str, splits: list[str] | None, settings: Settings) -> list[str]:
+    """The splits asked for; without a word, those that the data can show."""
+    for split in splits or []:
+        if split not in SPLITS[table]:
+            raise FedLDError(f"unknown split '{split}' of {table}: {nearest(split, list(SPLITS[table]))}")
+    if splits or settings.get("data_root"):
+        return splits or list(SPLITS[table])
+    sites = "dataset" in settings and _open(settings).partition == "site"
+    return [split for split in SPLITS[table] if split != "covid-fl" or sites]
+
+
+def _data(split: str, scale: str, settings: Settings) -> tuple[Settings, str]:
+    """What a split becomes on the data at hand, and its name in words."""
+    paper, small = read_preset(f"{split}-paper"), read_preset(f"{split}-small")
+    real = REAL if scale == "small" else {}
+    if settings.get("data_root"):
+        own = {key: paper[key] for key in ("dataset", "split", *DRAWN) if key in paper}
+        return {"partition": "auto", **own, **real}, split
+    if "dataset" not in settings and scale == "paper":
+        raise FedLDError("paper scale needs the published images (--data-root) or a --dataset")
+    drawn = {key: small[key] for key in DRAWN} | {"split": None}
+    word = f"Dirichlet {small['alpha']:g} of {small['clients']} clients"
+    if settings.get("dataset", "fundus-sim") in ("fundus-sim", "digits"):
+        return drawn, word
+    if split == "covid-fl":
+        return {"partition": "site", **real}, "sites"
+    if f"sslfl_split{split[-1]}" in _open(settings).columns:
+        return {"split": int(split[-1]), "partition": "auto", **real}, f"published split {split[-1]}"
+    return drawn | real, word
+
+
+def _open(settings: Settings) -> Table:
+    """The dataset's table, decoded once for all runs."""
+    return open_table(
+        DataSpec(settings["dataset"], image_size=settings.get("image_size", REAL["image_size"]))
+    )
+
+
+def _arm(table: str, arm: str, settings: Settings) -> Settings:
+    """Settings of one row: a method, or (Table 2) FedAvg with FedLD's parts switched on one by one."""
+    own = {name: settings[name] for name in settings if name in METHODS}
+    shared = {"workers": 0} | {key: value for key, value in settings.items() if key not in METHODS}
+    if table != "table2":
+        find(METHODS, arm, "method")
+        return for_method(shared, arm, own.get(arm, {}))
+    fedld = own.get("fedld", {})
+    margin = {"objective": fedld.get("objective", "marg-log")}
+    rule = {"rule": fedld.get("rule", "principal")}
+    parts = {"none": {}, "principal": rule, "margin": margin, "both": margin | rule}
+    if arm not in parts:
+        raise FedLDError(f"unknown row '{arm}' of table 2: {nearest(arm, list(parts))}")
+    return for_method(shared, "fedavg", own.get("fedavg", {})) | parts[arm]

@@ -1,0 +1,97 @@
+import json
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from fedld.errors import FedLDError
+from fedld.study.reproduce import plan, run_plan
+
+TINY = {"dataset": "digits", "model": "cnn", "image_size": 8, "rounds": 1, "batch_size": 50}
+
+
+def run(planned, out, resume=False, progress=lambda line: None):
+    return run_plan(planned, out, resume=resume, jobs=1, progress=progress)
+
+
+def test_table1_beside_the_papers_numbers(tmp_path):
+    settings = TINY | {"fedbn": {"lr": 0.02}}
+    planned = plan(
+        "table1", settings, [0, 1], arms=["fedavg", "fedbn"], splits=["retina-split1"], command="c"
+    )
+    result = run(planned, tmp_path)
+    written = json.loads((tmp_path / "table.json").read_text())
+    (column,) = written["columns"]
+    fedavg, fedbn = column["rows"]
+    assert fedavg["final_mean"] == pytest.approx(np.mean(fedavg["final"]))
+    assert fedbn["difference"] == pytest.approx(np.mean(np.subtract(fedbn["final"], fedavg["final"])))
+    assert fedbn["personal"] is not None
+    assert fedavg["personal"] is None
+    assert column["paper"]["fedbn"] == 83.91
+    assert "stand in" in written["title"]
+    page = (tmp_path / "table.md").read_text()
+    assert "83.91*" in page
+    assert "p (Holm)" in page
+    assert "$\\pm$" in (tmp_path / "table.tex").read_text()
+    assert (tmp_path / "differences.png").exists()
+    assert (tmp_path / "report.html").exists()
+    rates = {arm: experiment.lr for arm, experiment in planned.studies["retina-split1"].cells}
+    assert rates == {"fedavg": 0.05, "fedbn": 0.02}
+
+    seen = []
+    assert run(planned, tmp_path, resume=True, progress=seen.append).to_json() == result.to_json()
+    assert seen == []  # nothing is run twice
+
+
+def test_table2_switches_one_part_at_a_time(tmp_path):
+    planned = plan("table2", TINY, [0], command="c")
+    for split, lam in (("retina-split1", 0.1), ("retina-split2", 0.03), ("retina-split3", 0.03)):
+        methods = {arm: experiment.make_method() for arm, experiment in planned.studies[split].cells}
+        assert [m.rule.name for m in methods.values()] == ["mean", "principal", "mean", "principal"]
+        assert [getattr(m.objective, "lam", 0) for m in methods.values()] == [0, 0, lam, lam]
+    assert [e.alpha for e in (study.cells[0][1] for study in planned.studies.values())] == [100.0, 1.0, 0.5]
+
+
+def test_table3_samples_a_tenth_of_fifty_clients(tmp_path):
+    planned = plan("table3", TINY, [0], arms=["fedavg", "fedld"], command="c")
+    result = run(planned, tmp_path)
+    (experiment, _) = (e for _, e in planned.studies["retina-50-clients"].cells)
+    assert (experiment.clients, experiment.sample_rate, experiment.alpha) == (50, 0.1, 0.5)
+    assert result.columns[0].paper["fedld"] == 71.30
+
+
+def test_npz_columns_give_the_published_splits_and_sites(tmp_path):
+    digits = load_digits()
+    n = len(digits.target)
+    clients = np.array([f"client_{i % 5 + 1}" for i in range(n)])
+    sites = np.array(list("ab"))[np.arange(n) % 2]
+    file = tmp_path / "own.npz"
+    np.savez(
+        file, images=digits.images.astype(np.uint8), labels=digits.target, site=sites, sslfl_split2=clients
+    )
+    settings = TINY | {"dataset": f"npz:{file}"}
+    planned = plan("table1", settings, [0], arms=["fedavg"], command="c")
+    by = {split: study.cells[0][1] for split, study in planned.studies.items()}
+    assert (by["retina-split1"].partition, by["retina-split1"].alpha) == ("dirichlet", 100.0)
+    assert (by["retina-split2"].split, by["retina-split2"].partition) == (2, "auto")
+    assert by["covid-fl"].partition == "site"
+    assert planned.splits["retina-split2"] == "published split 2"
+    paper = plan("table1", settings, [0], scale="paper", arms=["fedld"], command="c")
+    assert {study.cells[0][1].weight_decay for study in paper.studies.values()} == {5e-4}
+
+
+def test_a_data_root_gives_the_published_data(tmp_path):
+    planned = plan("table1", {"data_root": tmp_path}, [0], scale="paper", command="c")
+    found = [(e.dataset, e.split, e.model) for e in (s.cells[0][1] for s in planned.studies.values())]
+    assert found == [("retina", k, "resnet50") for k in (1, 2, 3)] + [("covid-fl", None, "resnet50")]
+    small = plan("table2", {"data_root": tmp_path}, [0], command="c")
+    assert [s.cells[0][1].dataset for s in small.studies.values()] == ["retina"] * 3
+
+
+def test_what_cannot_be_is_said():
+    with pytest.raises(FedLDError, match="did you mean 'covid-fl'"):
+        plan("table1", TINY, [0], splits=["covidfl"])
+    with pytest.raises(FedLDError, match="unknown row 'bth'"):
+        plan("table2", TINY, [0], arms=["bth"])
+    with pytest.raises(FedLDError, match="needs the published images"):
+        plan("table1", {}, [0], scale="paper")
