@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_nothing_had_happened(small, t
     draws, kills, path = random.Random(7), 0, tmp_path / "killed"
     while kills < KILLS:
         begun = (path / "config.toml").exists()
-        work = (lambda: resume(path)) if begun else (lambda: run(experiment, path))
+        work = partial(resume, path) if begun else partial(run, experiment, path)
         if _killed_after(draws.uniform(0.02, 0.4) * pace, work):
             kills += 1
         else:  # finished: check, and start over until the run has been killed often enough

@@ -64,7 +64,7 @@ class Experiment(BaseModel):
 
     workers: Annotated[int, Field(ge=0)] | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
-    device: str = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
     compile: bool = False
     checkpoint_every: Count = 1
     on_client_failure: Literal["retry", "skip", "stop"] = "retry"

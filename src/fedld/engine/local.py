@@ -18,6 +18,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from fedld.engine.experiment import Experiment
 from fedld.engine.work import Arena, Job, LossJob, PersonalJob, Result, Setup, TestJob, TrainJob, Worker
 from fedld.errors import FedLDError
 from fedld.layout import Tree
@@ -53,6 +54,15 @@ class Backend(Protocol):
     def close(self) -> None:
         """Release processes."""
         ...
+
+
+def count_workers(experiment: Experiment) -> int:
+    """Worker processes: as asked, else one a core, or one a GPU."""
+    if experiment.device != "cpu" and not torch.cuda.is_available():
+        raise FedLDError(f"device '{experiment.device}' asked for, but torch sees no GPU here")
+    if experiment.workers is not None:
+        return experiment.workers
+    return mp.cpu_count() if experiment.device == "cpu" else torch.cuda.device_count()
 
 
 def allocate(setup: Setup, rows: int) -> Arena:
@@ -108,13 +118,13 @@ class WorkerPool:
     def __init__(self, setup: Setup, arena: Arena, workers: int) -> None:
         self._setup, self._arena = setup, arena
         self._context = mp.get_context("spawn")
-        self._members = [self._start() for _ in range(workers)]
+        self._members = [self._start(rank) for rank in range(workers)]
 
-    def _start(self) -> "_Member":
+    def _start(self, rank: int) -> "_Member":
         ours, theirs = self._context.Pipe()
         with one_thread():
             process = self._context.Process(
-                target=_serve, args=(self._setup, self._arena, theirs), daemon=True
+                target=_serve, args=(self._setup, self._arena, theirs, rank), daemon=True
             )
             process.start()
         theirs.close()
@@ -132,7 +142,7 @@ class WorkerPool:
         while len(results) < len(jobs):
             for k, member in enumerate(self._members):
                 if member.job is None and waiting and not self._hand(member, waiting, jobs):
-                    self._members[k] = replace(self._start(), common=common)
+                    self._members[k] = replace(self._start(k), common=common)
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             busy = [m for m in self._members if m.job is not None]
             ready = wait([m.connection for m in busy], left)
@@ -153,7 +163,7 @@ class WorkerPool:
                         raise FedLDError(f"workers keep dying on {job}: is there enough memory?") from None
                     waiting.append(index)
                     member.process.join(5)
-                    self._members[k] = replace(self._start(), common=common)
+                    self._members[k] = replace(self._start(k), common=common)
                     continue
                 member.job = None
                 if done is not None:
@@ -189,7 +199,7 @@ class WorkerPool:
     def _restart(self) -> None:
         """Kill every worker and start anew: what they were doing is no longer wanted."""
         self._kill()
-        self._members = [self._start() for _ in self._members]
+        self._members = [self._start(rank) for rank in range(len(self._members))]
 
     def _kill(self) -> None:
         for member in self._members:
@@ -210,10 +220,12 @@ class _Member:
     common: Tree | None = None
 
 
-def _serve(setup: Setup, arena: Arena, connection: Connection) -> None:
+def _serve(setup: Setup, arena: Arena, connection: Connection, rank: int) -> None:
     """A worker process: do jobs until the parent goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tune_process()
+    if setup.experiment.device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     worker = Worker(setup, arena)
     while True:
         try:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
-import torch
 from safetensors.torch import save
 
 from fedld import __version__
@@ -21,7 +20,16 @@ from fedld.engine.cross import Member
 from fedld.engine.evaluation import evaluation_jobs, evaluation_line, predictions
 from fedld.engine.experiment import Experiment, make_experiment, read_toml
 from fedld.engine.lines import client_lines, exclusion, round_line, traffic
-from fedld.engine.local import Backend, Failure, InProcess, WorkerPool, allocate, tune_process
+from fedld.engine.local import (
+    Backend,
+    Failure,
+    InProcess,
+    WorkerPool,
+    allocate,
+    count_workers,
+    tune_process,
+)
+from fedld.engine.memory import check_memory
 from fedld.engine.records import Line, RunDirectory, dump, read_lines, write_atomically
 from fedld.engine.states import StateStore
 from fedld.engine.work import (
@@ -64,9 +72,7 @@ class Local:
 
     def backend(self, setup: Setup, arena: Arena) -> Backend:
         """Persistent workers, one a core unless told."""
-        workers = setup.experiment.workers
-        if workers is None:
-            workers = torch.multiprocessing.cpu_count() if setup.experiment.device == "cpu" else 1
+        workers = count_workers(setup.experiment)
         return WorkerPool(setup, arena, workers) if workers else InProcess(setup, arena)
 
 
@@ -123,11 +129,13 @@ def prepare(experiment: Experiment, states: Path, engine: Engine = LOCAL) -> tup
     """Data, method and model of an experiment, checked; and the server's first state."""
     method = experiment.make_method()
     federation = method.federation(engine.federation(experiment))
-    sample(experiment, len(federation.clients), 1)
+    rows = len(sample(experiment, len(federation.clients), 1))
     model = initial_model(experiment, method, federation)
     layout = make_layout(experiment, method, model)
     server = method.init(layout.flatten(model), layout, len(federation.clients))
-    return Setup(experiment, method, federation, layout, states), server
+    setup = Setup(experiment, method, federation, layout, states)
+    check_memory(setup, rows, count_workers(experiment))
+    return setup, server
 
 
 def sample(experiment: Experiment, clients: int, round_: int) -> list[int]:

@@ -1,0 +1,152 @@
+"""The commands as a user types them, in real processes where exit codes matter."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedld.cli import app
+
+FEDLD = str(Path(sys.executable).with_name("fedld"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    os.environ["FEDLD_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+def refused(*arguments: str) -> str:
+    """The one sentence of a refusal."""
+    done = subprocess.run([FEDLD, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr.strip().splitlines()[-1]
+
+
+def small(**changes: object) -> list[str]:
+    settings = {"dataset": "digits", "rounds": 2, "clients": 3} | changes
+    return [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+
+
+def test_run_writes_records_and_prints_json(tmp_path):
+    out = tmp_path / "run"
+    result = CliRunner().invoke(app, ["run", *small(workers=0), "--seed", "3", "--out", str(out), "--json"])
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout.strip().splitlines()[-1])
+    assert summary["seed"] == 3
+    assert summary == json.loads((out / "summary.json").read_text()) | {"path": str(out)}
+
+
+def test_a_config_file_options_and_set_apply_in_that_order(tmp_path):
+    config = tmp_path / "experiment.toml"
+    config.write_text('dataset = "digits"\nrounds = 5\nlr = 0.5\n[method]\nname = "fedprox"\nmu = 0.3\n')
+    out = tmp_path / "run"
+    options = ["--config", str(config), "--rounds", "1", "--set", "lr=0.25", "--set", "method.mu=0.7"]
+    result = CliRunner().invoke(app, ["run", *options, "--workers", "0", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    saved = (out / "config.toml").read_text()
+    assert "rounds = 1\n" in saved
+    assert "lr = 0.25" in saved
+    assert "mu = 0.7" in saved
+
+
+def test_compare_makes_table_and_report_on_equal_conditions(tmp_path):
+    out = tmp_path / "study"
+    command = [
+        "compare",
+        "--methods",
+        "fedavg,fedprox",
+        "--seeds",
+        "0,1",
+        *small(rounds=1),
+        "--out",
+        str(out),
+    ]
+    done = subprocess.run([FEDLD, *command, "--json"], capture_output=True, text=True, check=True)
+    table = json.loads(done.stdout.strip().splitlines()[-1])
+    assert [row["label"] for row in table["rows"]] == ["fedavg", "fedprox"]
+    assert (
+        table["rows"][1]["interval"][0] <= table["rows"][1]["difference"] <= table["rows"][1]["interval"][1]
+    )
+    assert {"table.json", "table.md", "report.html", "study.json"} <= {p.name for p in out.iterdir()}
+    for seed in (0, 1):  # the same partition for both methods
+        counts = []
+        for method in ("fedavg", "fedprox"):
+            lines = (out / f"runs/{method}-seed{seed}/clients.jsonl").read_text().splitlines()
+            counts.append([json.loads(line)["label_counts"] for line in lines])
+        assert counts[0] == counts[1]
+    assert "already holds a study" in refused(*command)
+    again = subprocess.run(
+        [FEDLD, *command, "--json", "--resume"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(again.stdout.strip().splitlines()[-1]) == table
+    assert "other settings" in refused(*command, "--resume", "--lr", "0.3")
+
+
+def test_data_shows_the_partition(tmp_path):
+    png = tmp_path / "clients.png"
+    result = CliRunner().invoke(app, ["data", *small(), "--png", str(png)])
+    assert result.exit_code == 0, result.output
+    assert "client_1" in result.stdout
+    assert png.read_bytes().startswith(b"\x89PNG")
+    facts = json.loads(CliRunner().invoke(app, ["data", *small(), "--json"]).stdout)
+    assert sum(client["train"] for client in facts["clients"]) == facts["train"]
+
+
+def test_methods_lists_every_method():
+    listed = json.loads(CliRunner().invoke(app, ["methods", "--json"]).stdout)
+    assert {"fedavg", "fedprox", "fedbn", "fedpac", "fedgh", "scaffold", "fedld"} <= {
+        m["name"] for m in listed
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--method", "fedpox"], "unknown method 'fedpox': did you mean 'fedprox'?"),
+        (["--set", "roundz=3"], "unknown setting 'roundz': did you mean 'rounds'?"),
+        (["--set", "rounds"], "'rounds' is not of the form key=value"),
+        (["--method", "fedprox", "--set", "mu=1"], "unknown setting 'mu': write 'method.mu'"),
+        (["--method", "fedprox", "--set", "method.mu=much"], "method fedprox: mu:"),
+        (["--rounds", "0"], "rounds: input should be greater than or equal to 1, not 0"),
+        (["--lr", "nan"], "lr:"),
+        (["--alpha", "0"], "alpha"),
+        (["--clients", "5000", "--dataset", "digits"], "5000"),
+        (["--model", "resnet9"], "unknown model 'resnet9'"),
+        (["--rule", "principle"], "principal"),
+        (["--objective", "marglog"], "unknown objective 'marglog': did you mean 'marg-log'?"),
+        (["--dataset", "npz:/nowhere/x.npz"], "/nowhere/x.npz"),
+        (["--config", "/nowhere.toml"], "there is no file '/nowhere.toml'"),
+        (["--sample-rate", "0"], "sample_rate"),
+        (["--dtype", "float8"], "dtype"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, arguments, sentence):
+    assert sentence in refused("run", *arguments, "--out", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"images": np.full((20, 8, 8, 3), np.nan)}, "finite"),
+        ({"labels": np.arange(20) - 5}, "label"),
+        ({"images": np.zeros((7, 8, 8, 3), np.uint8)}, "7"),
+    ],
+)
+def test_bad_arrays_are_named(tmp_path, changes, sentence):
+    arrays = {"images": np.zeros((20, 8, 8, 3), np.uint8), "labels": np.arange(20) % 2} | changes
+    np.savez(tmp_path / "bad.npz", **arrays)
+    message = refused("run", "--dataset", f"npz:{tmp_path}/bad.npz", "--out", str(tmp_path / "run"))
+    assert sentence in message
+    assert "bad.npz" in message
+
+
+def test_a_corrupt_npz_is_named(tmp_path):
+    (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04 not really")
+    assert "torn.npz" in refused("data", "--dataset", f"npz:{tmp_path}/torn.npz")
