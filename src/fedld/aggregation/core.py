@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedld.aggregation.gram import COLUMNS, combine, coordinates, gram, inner
-from fedld.aggregation.inputs import as_groups, as_names, as_rule, as_source, as_weights
+from fedld.aggregation.inputs import as_groups, as_names, as_rule, as_source, as_weights, check_reference
 from fedld.aggregation.principal import Principal
 from fedld.aggregation.report import Alignment, Report, alignment, average_report, axes_report
 from fedld.aggregation.rule import Array, CoordinateRule, Extras, GramRule, Rule
@@ -57,9 +57,10 @@ def aggregate(
     """
     rule = as_rule(rule, options)
     names = as_names(updates, clients)
-    p = as_weights(sizes, weights, names)
     source = as_source(updates, tensors, names)
+    p = as_weights(sizes, weights, names)
     groups, titles = as_groups(source, granularity)
+    check_reference(source, reference)
     K, keep, rejected = _finite(gram(source, groups, block), names, min_clients)
     p = p[keep] / p[keep].sum()
     # Float32 products carry noise that must not pass for an axis or a conflict.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -10,9 +11,9 @@ from fedld.aggregation.report import Alignment
 from fedld.aggregation.rule import Array, CoordinateRule
 from fedld.aggregation.sources import Source
 
-COLUMNS = 16384  # of one product: long enough for sgemm, short enough for the cache and for float32 sums
+COLUMNS = 8192  # of one product: long enough for sgemm, short enough for the cache and for float32 sums
 BYTES = 32 << 20  # of one block of all clients
-SCRATCH = 8 << 20  # bytes of one batch of products
+SCRATCH = 4 << 20  # bytes of one batch of products
 TILE = 32  # rows of one product: finer tiles save more of the symmetric work, but sgemm gets slow below this
 SMALLEST, LARGEST = 1e-28, 1e34  # mean square and sum of squares that float32 squares can be trusted with
 
@@ -31,7 +32,7 @@ def ranges(source: Source, columns: int, memory: int = BYTES) -> Iterator[Range]
     """All columns in blocks, in the order of tensor names: the same sums whatever order a file stores."""
     width = columns * max(1, memory // (4 * source.clients * columns))
     sizes = [spec.size for spec in source.specs]
-    offsets = np.cumsum([0, *sizes]).tolist()
+    offsets = [0, *accumulate(sizes)]
     for tensor in sorted(range(len(sizes)), key=lambda t: source.specs[t].name):
         for start in range(0, sizes[tensor], width):
             stop = min(start + width, sizes[tensor])
@@ -112,7 +113,7 @@ def combine(
     """The aggregate (d,): block by block c_g @ G over the kept clients."""
     out = empty_update(source)
     coefficients = torch.from_numpy(c).to(source.device, working_dtype(source.dtype))
-    memory = torch.empty(SCRATCH // 8, dtype=coefficients.dtype, device=source.device)
+    memory = torch.empty(SCRATCH // 4, dtype=coefficients.dtype, device=source.device)
     for part in ranges(source, columns):
         block, row = kept_rows(read(source, part), keep), coefficients[groups[part.tensor]]
         for start in range(0, block.shape[1], len(memory)):
@@ -135,7 +136,7 @@ def coordinates(
         piece = rule(block, weights)
         out[part.place] = piece
         square += float(piece.double() @ piece.double())
-        dots += (block.double() @ piece.double()).cpu().numpy()
+        dots += _dots(block, piece)
     return out, Alignment(square, dots)
 
 
@@ -143,9 +144,14 @@ def inner(source: Source, vector: torch.Tensor, groups: Sequence[int], columns: 
     """(groups, m) inner products of every update with one flat vector (d,)."""
     dots = np.zeros((max(groups) + 1, source.clients))
     for part in ranges(source, columns):
-        block = read(source, part).double()
-        dots[groups[part.tensor]] += (block @ vector[part.place].to(block)).cpu().numpy()
+        dots[groups[part.tensor]] += _dots(read(source, part), vector[part.place].to(source.device))
     return dots
+
+
+def _dots(block: torch.Tensor, vector: torch.Tensor) -> Array:
+    """Inner products of the rows with a vector in float64, from copies (see `_pieces`)."""
+    rows = torch.empty_like(block, dtype=torch.float64, memory_format=torch.contiguous_format).copy_(block)
+    return (rows @ vector.to(torch.float64, copy=True)).cpu().numpy()
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -74,3 +74,12 @@ def as_groups(source: Source, granularity: str) -> tuple[list[int], list[str]]:
         raise FedLDError(f"granularity = {granularity!r} is not valid: {nearest(granularity, list(titles))}")
     order = {title: i for i, title in enumerate(sorted(set(titles[granularity])))}
     return [order[title] for title in titles[granularity]], list(order)
+
+
+def check_reference(source: Source, reference: torch.Tensor | None) -> None:
+    """Error unless the reference is a finite vector of the updates' length."""
+    d = sum(spec.size for spec in source.specs)
+    if reference is not None and reference.shape != (d,):
+        raise FedLDError(f"the reference has {reference.numel()} parameters, but the updates have {d}")
+    if reference is not None and not bool(reference.isfinite().all()):
+        raise FedLDError("the reference holds numbers that are not finite")

@@ -3,9 +3,12 @@
 A source never has to hold the whole m x d matrix; files are read range by range.
 """
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -28,7 +31,7 @@ class TensorSpec:
     @property
     def size(self) -> int:
         """Number of parameters."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def layer(self) -> str:
@@ -90,9 +93,14 @@ class MatrixSource:
         """Device of the matrix."""
         return self.matrix.device
 
+    @cached_property
+    def offsets(self) -> list[int]:
+        """First column of each tensor."""
+        return [0, *accumulate(spec.size for spec in self.specs)]
+
     def read(self, index: int, start: int, stop: int) -> torch.Tensor:
         """A view, never a copy."""
-        offset = sum(spec.size for spec in self.specs[:index])
+        offset = self.offsets[index]
         return self.matrix[:, offset + start : offset + stop]
 
     def wrap(self, update: torch.Tensor) -> Any:
@@ -145,6 +153,9 @@ def matrix_source(updates: Any, tensors: Sequence[tuple[str, int]] | None) -> Ma
             f"updates must be a matrix (clients, parameters), not of shape {tuple(matrix.shape)}"
         )
     specs = [TensorSpec(name, (int(size),)) for name, size in tensors or [("update", matrix.shape[1])]]
+    names = [spec.name for spec in specs]
+    if len(set(names)) < len(names):
+        raise FedLDError(f"tensor name '{max(names, key=names.count)}' is given twice")
     total = sum(spec.size for spec in specs)
     if total != matrix.shape[1]:
         raise FedLDError(f"the tensors add up to {total} parameters, but the updates have {matrix.shape[1]}")
