@@ -1,0 +1,273 @@
+"""Engine speed as ratios within one run: `python benchmarks/engine.py [steps|job|memory|cross ...]`.
+
+Every figure compares with the loop one would write: plain PyTorch with all cores as threads, float images
+in memory, NCHW, an ordinary optimiser. Both sides alternate, so that a busy machine disturbs both.
+"""
+
+import json
+import multiprocessing as mp
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fedld.engine.local import one_thread, tune_process
+from fedld.layout import FlatModel, Layout
+from fedld.local import LocalClient, Objective, Samples, Training
+from fedld.models import build
+
+CASES = {
+    "cnn 28x28": ("cnn", 28, 40),
+    "resnet18 64x64": ("resnet18", 64, 6),
+    "resnet50 224x224": ("resnet50", 224, 1),
+}
+REPEATS, BATCH, CLASSES = 5, 50, 10
+FEDLD = str(Path(sys.executable).with_name("fedld"))
+
+
+def images(count, size):
+    return np.random.default_rng(0).integers(0, 256, (count, size, size, 3), dtype=np.uint8)
+
+
+def plain_steps(name, size, steps):
+    """Steps a second of the plain loop on all cores."""
+    torch.set_num_threads(mp.cpu_count())
+    model = build(name, classes=CLASSES, image_size=size, seed=0).train()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    pixels = torch.from_numpy(images(BATCH * 2, size)).permute(0, 3, 1, 2).float().contiguous() / 255
+    labels = torch.arange(len(pixels)) % CLASSES
+    start = 0.0
+    for step in range(steps + 1):
+        if step == 1:
+            start = time.perf_counter()  # the first step only warms up
+        chosen = torch.randint(len(pixels), (BATCH,))
+        optimiser.zero_grad()
+        F.cross_entropy(model(pixels[chosen]), labels[chosen]).backward()
+        optimiser.step()
+    return steps / (time.perf_counter() - start)
+
+
+def our_steps(name, size, steps, bfloat16):
+    """Client-steps a second of as many single-threaded workers as there are cores."""
+    context = mp.get_context("spawn")
+    with one_thread():
+        barrier, queue = context.Barrier(mp.cpu_count()), context.Queue()
+        args = (name, size, steps, bfloat16, barrier, queue)
+        workers = [context.Process(target=_worker, args=args) for _ in range(mp.cpu_count())]
+        for worker in workers:
+            worker.start()
+        rate = sum(queue.get() for _ in workers)
+        for worker in workers:
+            worker.join()
+    return rate
+
+
+def _worker(name, size, steps, bfloat16, barrier, queue):
+    tune_process()
+    model = build(name, classes=CLASSES, image_size=size, seed=0)
+    flat = FlatModel(model, Layout.of(model))
+    data = images(BATCH * max(steps, 1), size)
+    labels = np.arange(len(data)) % CLASSES
+    samples = Samples(data, labels, np.arange(len(data)), (0.5,) * 3, (0.25,) * 3)
+    objective = Objective()
+    client = LocalClient("x", 1, flat, samples, Training(1, BATCH, 0.01, 0.9, bfloat16=bfloat16), 0)
+    loss = lambda m, x, y: objective(m(x), y)  # noqa: E731
+    client.train(loss)  # warm-up epoch
+    barrier.wait()
+    start = time.perf_counter()
+    client.train(loss)
+    queue.put(steps / (time.perf_counter() - start))
+
+
+def steps():
+    """Training steps alone."""
+    table = {}
+    for case, (name, size, count) in CASES.items():
+        rows = {"float32": [], "bfloat16": []}
+        for _ in range(REPEATS):
+            plain = plain_steps(name, size, count)
+            rows["float32"].append(our_steps(name, size, count, False) / plain)
+            if native_bfloat16():
+                rows["bfloat16"].append(our_steps(name, size, count, True) / plain)
+        table[case] = {key: spread(values) for key, values in rows.items()}
+        print(case, table[case], flush=True)
+    return table
+
+
+def native_bfloat16():
+    """Without AVX512-BF16 or AMX a bfloat16 product is emulated, some fifty times slower than float32."""
+    flags = Path("/proc/cpuinfo").read_text()
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def spread(values):
+    if not values:
+        return "no native bfloat16 on this processor"
+    low, high = min(values), max(values)
+    return f"{statistics.median(values):.2f} ({low:.2f}-{high:.2f})"
+
+
+def plain_job(path, clients=10, rounds=5):
+    """The bare federated loop: copies, plain means, evaluation after every round, all cores as threads."""
+    data = np.load(path)
+    pixels = torch.from_numpy(data["images"]).permute(0, 3, 1, 2).float().contiguous() / 255
+    labels, train = torch.from_numpy(data["labels"]), torch.from_numpy(data["split"] == "train")
+    shards = torch.nonzero(train).flatten().chunk(clients)
+    test = torch.nonzero(~train).flatten()
+    torch.set_num_threads(mp.cpu_count())
+    model = build("cnn", classes=CLASSES, image_size=28, seed=0)
+    start = time.perf_counter()
+    for _ in range(rounds):
+        incoming = {k: v.clone() for k, v in model.state_dict().items()}
+        total = {k: torch.zeros_like(v) for k, v in incoming.items()}
+        for shard in shards:
+            model.load_state_dict(incoming)
+            optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+            model.train()
+            for chosen in shard[torch.randperm(len(shard))].split(BATCH):
+                optimiser.zero_grad()
+                F.cross_entropy(model(pixels[chosen]), labels[chosen]).backward()
+                optimiser.step()
+            for key, value in model.state_dict().items():
+                total[key] += value / clients
+        model.load_state_dict(total)
+        model.eval()
+        with torch.no_grad():
+            for chosen in test.split(256):
+                model(pixels[chosen]).argmax(1)
+    return time.perf_counter() - start
+
+
+def job():
+    """Whole job: 10 clients x 1,000 images, small CNN, 5 rounds with evaluation."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.npz"
+        generator = np.random.default_rng(0)
+        split = np.where(np.arange(12_000) < 10_000, "train", "test")
+        np.savez(path, images=images(12_000, 28), labels=generator.integers(0, CLASSES, 12_000), split=split)
+        rounds, ends, overheads, starts = [], [], [], []
+        for repeat in range(REPEATS):
+            bare_end = _timed([sys.executable, __file__, "plain-job", str(path)])
+            bare = plain_job(path)
+            out = Path(folder) / f"run{repeat}"
+            options = ["--dataset", f"npz:{path}", "--partition", "iid", "--clients", "10", "--rounds", "5"]
+            options += ["--lr", "0.01", "--set", "client_losses=false", "--out", str(out)]
+            end = _timed([FEDLD, "run", *options])
+            lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+            seconds = [line["seconds"] for line in lines]
+            clients = [json.loads(line) for line in (out / "clients.jsonl").read_text().splitlines()]
+            busy = sum(line["seconds"] for line in clients) / mp.cpu_count()
+            rounds.append(bare / sum(seconds[1:]) * (len(seconds) - 1) / 5)
+            ends.append(bare_end / end)
+            overheads.append(1 - busy / sum(seconds))
+            starts.append(end - sum(seconds) + seconds[0] - statistics.median(seconds[1:4]))
+        result = {
+            "rounds, against the bare loop": spread(rounds),
+            "end to end, against the bare loop's process": spread(ends),
+            "seconds from start to first round": spread(starts),
+            "share of a round that is not training (evaluation included)": spread(overheads),
+        }
+        print(json.dumps(result, indent=1), flush=True)
+        return result
+
+
+def _timed(command):
+    start = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - start
+
+
+def memory():
+    """Peak memory with 1,000 clients of 50 images, all in every round: workers and main process together."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "many.npz"
+        split = np.where(np.arange(51_000) < 50_000, "train", "test")
+        labels = np.random.default_rng(0).integers(0, CLASSES, 51_000)
+        np.savez(path, images=images(51_000, 28)[..., :1], labels=labels, split=split)
+        options = ["--dataset", f"npz:{path}", "--partition", "iid", "--clients", "1000", "--rounds", "2"]
+        options += ["--set", "client_losses=false", "--out", f"{folder}/run"]
+        process = subprocess.Popen([FEDLD, "run", *options], stderr=subprocess.DEVNULL)
+        peak = 0
+        while process.poll() is None:
+            peak = max(peak, _proportional(process.pid))
+            time.sleep(0.2)
+        result = {"peak proportional memory, MiB": peak >> 20, "images, MiB": 51_000 * 784 >> 20}
+        print(json.dumps(result), flush=True)
+        return result
+
+
+def _proportional(parent):
+    """Proportional set size of a process and its children: shared pages count once."""
+    total = 0
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            pid, parent_pid = int(status.parent.name), int(status.read_text().rsplit(")", 1)[1].split()[1])
+            if parent in (pid, parent_pid):
+                rollup = (status.parent / "smaps_rollup").read_text().splitlines()
+                total += sum(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
+        except (OSError, IndexError):
+            continue
+    return total
+
+
+def cross():
+    """Cross evaluation: images a second of single-threaded workers against the plain loop on all threads."""
+    from fedld.engine.work import EVAL_BATCH
+
+    ratios = []
+    for _ in range(REPEATS):
+        torch.set_num_threads(mp.cpu_count())
+        model = build("cnn", classes=CLASSES, image_size=28, seed=0).eval()
+        pixels = torch.from_numpy(images(4000, 28)).permute(0, 3, 1, 2).float().contiguous() / 255
+        with torch.no_grad():
+            model(pixels[:EVAL_BATCH])
+            start = time.perf_counter()
+            for chunk in pixels.split(BATCH):
+                model(chunk)
+            plain = len(pixels) / (time.perf_counter() - start)
+        context = mp.get_context("spawn")
+        with one_thread():
+            barrier, queue = context.Barrier(mp.cpu_count()), context.Queue()
+            workers = [
+                context.Process(target=_evaluator, args=(barrier, queue)) for _ in range(mp.cpu_count())
+            ]
+            for worker in workers:
+                worker.start()
+            ratios.append(sum(queue.get() for _ in workers) / plain)
+            for worker in workers:
+                worker.join()
+    print("cross evaluation", spread(ratios), flush=True)
+    return {"cross evaluation, cnn 28x28": spread(ratios)}
+
+
+def _evaluator(barrier, queue):
+    from fedld.engine.work import EVAL_BATCH
+
+    tune_process()
+    model = build("cnn", classes=CLASSES, image_size=28, seed=0)
+    flat = FlatModel(model, Layout.of(model))
+    data = images(4000, 28)
+    samples = Samples(data, np.arange(4000) % CLASSES, np.arange(4000), (0.5,) * 3, (0.25,) * 3)
+    flat.model.eval()
+    with torch.inference_mode():
+        flat.model(samples.batch(slice(0, EVAL_BATCH))[0])  # warm-up
+        barrier.wait()
+        start = time.perf_counter()
+        for pixels, _ in samples.in_order(EVAL_BATCH):
+            flat.model(pixels)
+    queue.put(len(samples) / (time.perf_counter() - start))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["plain-job"]:
+        plain_job(sys.argv[2])
+    else:
+        for name in sys.argv[1:] or ["steps", "job", "memory", "cross"]:
+            print(f"== {name}", flush=True)
+            {"steps": steps, "job": job, "memory": memory, "cross": cross}[name]()
