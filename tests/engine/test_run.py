@@ -141,5 +141,7 @@ def test_an_estimated_decomposition_comes_with_standard_errors(small, tmp_path):
         json.loads((tmp_path / name / "cross_loss.jsonl").read_text()) for name in ("estimate", "exact")
     )
     assert exact["standard_errors"] is None
+    line = json.loads((tmp_path / "estimate/rounds.jsonl").read_text())
+    assert 0 < line["shift_loss_error"] < 1
     z = np.subtract(estimate["cross_loss"], exact["cross_loss"]) / np.array(estimate["standard_errors"])
     assert 0.01 < np.abs(z).mean() < 2.5

@@ -77,8 +77,17 @@ def global_jobs(setup: Setup, training: set[int]) -> list[LossJob]:
 
 def decomposition(setup: Setup, matrix: Line, losses: dict[int, Sums]) -> tuple[Line, Line]:
     """The terms of Eq. 2 for the round's line, and the whole matrix for its own file."""
-    global_losses = [losses[j].mean for j in range(len(setup.sizes))]
-    terms = decompose(np.array(matrix["cross_loss"]), np.array(global_losses), setup.sizes, matrix["sampled"])
+    measured = [losses[j] for j in range(len(setup.sizes))]
+    global_losses = [sums.mean for sums in measured]
+    errors = [sums.standard_error for sums in measured] if matrix["standard_errors"] else None
+    terms = decompose(
+        matrix["cross_loss"],
+        global_losses,
+        setup.sizes,
+        matrix["sampled"],
+        cross_error=matrix["standard_errors"],
+        global_error=errors,
+    )
     line = {
         "local_loss": terms.local,
         "shift_loss": terms.shift,
@@ -86,8 +95,11 @@ def decomposition(setup: Setup, matrix: Line, losses: dict[int, Sums]) -> tuple[
         "global_loss": terms.total,
         "identity_error": terms.identity_error,
     }
+    if terms.standard_error is not None:
+        line |= {f"{term}_loss_error": error for term, error in terms.standard_error.items()}
     names = [client.name for client in setup.federation.clients]
-    return line, {**matrix, "clients": names, "sizes": setup.sizes, "global_losses": global_losses}
+    facts = {"clients": names, "sizes": setup.sizes, "global_losses": global_losses, "global_errors": errors}
+    return line, {**matrix, **facts}
 
 
 def _exact_with_training(experiment: Experiment) -> bool:
