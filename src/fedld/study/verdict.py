@@ -56,6 +56,12 @@ class Explanation:
         return sum(self.terms.values())
 
     @property
+    def clear(self) -> bool:
+        """Whether the interval of that term excludes 0; one seed has no interval and cannot say."""
+        interval = self.intervals[self.term]
+        return interval is not None and (interval[0] > 0 or interval[1] < 0)
+
+    @property
     def term(self) -> str:
         """The term with the largest part in the total's direction."""
         return min(self.terms, key=lambda name: self.terms[name] * (1 if self.total <= 0 else -1))

@@ -52,6 +52,16 @@ def test_four_answers(study):
     assert said[3].answer == "Shift loss"
 
 
+def test_a_term_on_which_seeds_do_not_agree_explains_nothing(make_study, tmp_path):
+    path = make_study(tmp_path / "s", methods=("fedavg", "fedld"))
+    for seed, shift in enumerate((-0.5, 0.1, 0.3)):
+        file = path / f"runs/fedld-seed{seed}/rounds.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        lines[-1]["shift_loss"] += shift
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert answers(judge(list(read([path]).runs), None))[3].answer == "None clearly"
+
+
 def test_a_winning_baseline_is_compared_with_the_next_best(make_study, tmp_path):
     verdict = judge(list(read([make_study(tmp_path / "s")]).runs), "fedld")
     assert verdict.winner.label == verdict.baseline == "fedld"

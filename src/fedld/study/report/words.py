@@ -47,9 +47,11 @@ def _who(verdict: Verdict) -> Answer:
     winner = verdict.winner
     spread = "" if winner.sd is None else f" ± {winner.sd:.2f}"
     detail = f"{winner.mean:.2f}{spread} % accuracy after round {verdict.round}"
+    others = [f"{s.label} {s.mean:.2f}" for s in verdict.standings[1:4]]
+    more = f" and {len(verdict.standings) - 4} more" if len(verdict.standings) > 4 else ""
     if len(verdict.standings) == 1:
         return Answer("Which method won?", winner.label, f"{detail}; there is nothing to compare it with")
-    return Answer("Which method won?", winner.label, f"{detail}, best of {len(verdict.standings)} methods")
+    return Answer("Which method won?", winner.label, f"{detail}; then {', '.join(others)}{more}")
 
 
 def _how_much(verdict: Verdict) -> Answer:
@@ -96,7 +98,13 @@ def _why(verdict: Verdict) -> Answer:
             f"accuracy does not come from a lower loss ({terms(found)})"
         )
         return Answer(question, "None of them", detail, "unsure")
-    share = found.terms[found.term]
+    share, interval = found.terms[found.term], found.intervals[found.term]
+    if interval is not None and not found.clear:
+        detail = (
+            f"the largest part is {found.term} {signed(share, 3)}, but its 95 % interval is "
+            f"{signed(interval[0], 3)} to {signed(interval[1], 3)} ({terms(found)})"
+        )
+        return Answer(question, "None clearly", detail, "unsure")
     part = f"{signed(share, 3)} of {signed(found.total, 3)}"
     detail = f"{MEANING[found.term]}: {part} against {verdict.rival} ({terms(found)})"
     return Answer(question, f"{found.term.capitalize()} loss", detail)
