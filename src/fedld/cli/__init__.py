@@ -14,6 +14,7 @@ from fedld.cli.report import export, report, watch
 from fedld.cli.reproduce import reproduce
 from fedld.cli.run import run
 from fedld.cli.site import server, site
+from fedld.cli.tune import tune
 from fedld.engine.loop import Interrupted
 from fedld.errors import FedLDError
 
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (run, compare, methods, data, diagnose, report, watch, export):
+for command in (run, compare, methods, data, diagnose, tune, report, watch, export):
     app.command()(command)
 app.add_typer(reproduce, name="reproduce")
 app.add_typer(site, name="site")

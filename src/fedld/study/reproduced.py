@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 PERSONAL = ("fedbn", "fedpac")
 NOTE = (
     "Final test accuracy of the global model in percent, mean ± standard deviation over seeds; differences "
-    "are paired over seeds, with 95 % t intervals and p values corrected by Holm. The paper has one seed, and "
+    "are paired over seeds, with 95 % t intervals and p values corrected by Holm. The paper has one seed; "
     "its values for fedbn and fedpac (*) are those of the personalised models."
 )
 

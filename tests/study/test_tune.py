@@ -1,0 +1,70 @@
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedld.cli import app
+from fedld.data import load
+from fedld.engine import loop
+from fedld.engine.experiment import make_experiment, read_toml
+from fedld.errors import FedLDError
+from fedld.study.tune import Validation, apply, dials_of, tune
+
+SETTINGS = {"dataset": "digits", "clients": 3, "model": "cnn", "rounds": 2, "workers": 0, "method": "fedld"}
+
+
+def test_the_test_set_is_never_read():
+    experiment = make_experiment(SETTINGS)
+    real, held = load(experiment.data_spec()), Validation(0.25).federation(experiment)
+    trained = np.concatenate([client.train for client in real.clients])
+    assert not set(held.test) & set(real.test)
+    assert set(held.test) <= set(trained)
+    assert not set(held.test) & set(np.concatenate([client.train for client in held.clients]))
+
+
+def test_a_search_is_repeatable_and_its_recommendation_runs(tmp_path):
+    first = tune(SETTINGS, tmp_path / "a", minutes=5, trials=3, only=["lr", "lam"])
+    again = tune(SETTINGS, tmp_path / "b", minutes=5, trials=3, only=["lr", "lam"])
+    assert [t.values for t in first.trials] == [t.values for t in again.trials]
+    assert [t.accuracy for t in first.trials] == [t.accuracy for t in again.trials]
+    assert first.trials[0].values == {}  # the settings as they are
+    assert set(first.trials[1].values) == {"lr", "lam"}
+    assert first.best.accuracy == max(t.accuracy for t in first.trials)
+    written = json.loads((tmp_path / "a/tune.json").read_text())
+    assert len(written["trials"]) == 3
+    recommended = make_experiment(read_toml(tmp_path / "a/tuned.toml"))
+    assert recommended == make_experiment(apply(SETTINGS, first.best.values))
+    summary = loop.run(recommended, tmp_path / "run")
+    assert summary["final_accuracy"] > 0
+
+
+def test_dials_follow_the_method():
+    assert set(dials_of(SETTINGS)) == {"lr", "lam", "components"}
+    assert set(dials_of(SETTINGS | {"method": "fedprox"})) == {"lr", "mu"}
+    assert set(dials_of(SETTINGS | {"method": "fedavg"})) == {"lr"}
+    with pytest.raises(FedLDError, match="no 'mu' to tune"):
+        dials_of(SETTINGS, ["mu"])
+
+
+def test_values_go_where_they_belong():
+    smooth = make_experiment(apply(SETTINGS | {"method": "fedld-smooth"}, {"components": 0.4})).make_method()
+    assert (smooth.rule.components, smooth.rule.conflict) == (0.4, "smooth")
+    tensor = make_experiment(apply(SETTINGS | {"method": "fedld-tensor"}, {"components": 0.6})).make_method()
+    assert (tensor.rule.components, tensor.granularity) == (0.6, "tensor")
+    assert make_experiment(apply(SETTINGS | {"method": "fedprox"}, {"mu": 0.5})).make_method().mu == 0.5
+
+
+def test_a_diverging_trial_is_recorded_and_all_failing_is_an_error(tmp_path):
+    hopeless = SETTINGS | {"lr": 1e30, "model": "resnet8", "rounds": 1}
+    with pytest.raises(FedLDError, match="no trial finished"):
+        tune(hopeless, tmp_path / "a", minutes=5, trials=1, only=["lr"])
+
+
+def test_the_command(tmp_path):
+    asked = ["tune", "--dataset", "digits", "--clients", "3", "--rounds", "1", "--workers", "0"]
+    asked += ["--method", "fedprox", "--trials", "2", "--json"]
+    answer = CliRunner().invoke(app, [*asked, "--out", str(tmp_path / "out")])
+    assert answer.exit_code == 0, answer.output or answer.exception
+    trials = json.loads(answer.stdout)["trials"]
+    assert [set(trial["values"]) for trial in trials] == [set(), {"lr", "mu"}]
