@@ -26,6 +26,7 @@ def figure2(
     settings: dict[str, Any],
     seeds: Seeds = "0,1,2",
     warm_rounds: Annotated[int, typer.Option(min=0, help="rounds of FedAvg on iid clients before")] = 0,
+    warm_lr: Annotated[float | None, typer.Option(help="their learning rate; default: lr")] = None,
     out: Annotated[Path, typer.Option(help="study directory")] = Path("runs/figure2"),
     resume: Resume = False,
     jobs: Jobs = None,
@@ -34,7 +35,14 @@ def figure2(
     """Shift and aggregation loss of one round against heterogeneity, with and without FedLD's two parts."""
     from fedld.study.figure2 import plan, run_figure2
 
-    planned = plan(settings, parse_seeds(seeds), out, command=_command(), warm_rounds=warm_rounds)
+    planned = plan(
+        settings,
+        parse_seeds(seeds),
+        out,
+        command=_command(),
+        warm_rounds=warm_rounds,
+        warm_lr=warm_lr,
+    )
     with RunBars(planned.rounds, f"{len(planned.study.cells)} runs") as bars:
         result = run_figure2(planned, out, resume=resume, jobs=jobs, progress=bars)
     typer.echo(dump(result.to_json()) if json else result.to_markdown() + f"\nfigure: {out / 'figure2.png'}")

@@ -119,6 +119,7 @@ def plan(
     *,
     command: str,
     warm_rounds: int = 0,
+    warm_lr: float | None = None,
     alphas: Sequence[float] = ALPHAS,
 ) -> Plan:
     """Every arm at every alpha and seed; `objective` and `rule` in the settings replace the paper's."""
@@ -134,6 +135,7 @@ def plan(
     warm = []
     if warm_rounds:
         start = shared | {"partition": "iid", "rounds": warm_rounds, "client_losses": False}
+        start |= {} if warm_lr is None else {"lr": warm_lr}
         warm = [Cell("warm", make_experiment(start | {"seed": s}), out / "warm" / f"seed{s}") for s in seeds]
     once = {"partition": "dirichlet", **shared, "rounds": 1, "decompose": 1}
     cells = []

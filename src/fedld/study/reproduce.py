@@ -79,7 +79,7 @@ def plan(
         studies[split] = Study(f"{table}, {word}", command, baseline, cells)
         words[split] = word
     dataset = next(iter(studies.values())).cells[0][1].dataset
-    title = f"{table.capitalize()} at {scale} scale on {dataset}"
+    title = f"Table {table[-1]} at {scale} scale on {dataset}"
     if not settings.get("data_root"):
         title += f", where {', '.join(words.values())} stand in for the paper's data"
     return Plan(table, title, command, studies, words)
