@@ -36,7 +36,9 @@ class FedSR(Method):
         """The network with a layer for sigma(x) and the class references."""
         head = as_model(model).head
         classes, features = head.weight.shape
-        spread = nn.Linear(features, features, dtype=head.weight.dtype)
+        with torch.device("meta"):  # without storage, so that no generator is moved
+            spread = nn.Linear(features, features, dtype=head.weight.dtype)
+        spread.to_empty(device=head.weight.device)
         for parameter in spread.parameters():
             nn.init.zeros_(parameter)
         model.add_module("spread", spread)
