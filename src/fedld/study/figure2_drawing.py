@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 
 COLOURS = {"margin": "#c23b3b", "principal": "#2f6db5"}
 NAMES = {"shift": "distribution shift loss", "aggregation": "aggregation loss"}
+WIDE = 30  # largest over median value from which an axis is logarithmic away from 0
 WITH = {"margin": "with margin control", "principal": "with the principal rule"}
 
 
@@ -34,14 +35,20 @@ def draw(figure2: Figure2, path: Path) -> None:
 
 def _panel(ax: Axes, figure2: Figure2, term: str, absolute: bool) -> None:
     arm = CONTRASTS[term]
+    shown: list[float] = [0.0]
     for name, style, label in (("plain", "--", "naive"), (arm, "-", WITH[arm])):
         values = np.array([figure2.values(name, term, alpha) for alpha in figure2.alphas])
         values = np.abs(values) if absolute else values
+        shown += values.flatten().tolist()
         ax.plot(values.mean(1), style, marker="o", markersize=4, color=COLOURS[arm], label=label)
         ax.fill_between(
             range(len(values)), values.min(1), values.max(1), color=COLOURS[arm], alpha=0.15, linewidth=0
         )
     ax.axhline(0, color="0.6", linewidth=0.8)
+    middle = float(np.median(np.abs(shown)))
+    if max(map(abs, shown)) > WIDE * middle > 0:
+        ax.set_yscale("symlog", linthresh=middle)
+        ax.set_ylim(min(shown) * 1.5 - 0.1 * middle, max(shown) * 1.5 + 0.1 * middle)
     ax.set_xticks(range(len(figure2.alphas)), [f"{alpha:g}" for alpha in figure2.alphas])
     ax.set_title(f"{'|' if absolute else ''}{NAMES[term]}{'|' if absolute else ', signed'}", fontsize=10)
     ax.spines[["top", "right"]].set_visible(False)
