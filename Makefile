@@ -22,7 +22,7 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 docs: $(INSTALLED)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The constraints pin the CPU build of torch and everything that could replace it.
 $(INSTALLED): pyproject.toml constraints.txt

@@ -4,12 +4,15 @@ Evaluating the model of round t and training for round t+1 both start from the s
 go to the workers together: nobody waits for an evaluation.
 """
 
+import os
+import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
+import torch
 from safetensors.torch import save
 
 from fedld import __version__
@@ -346,9 +349,20 @@ class Run:
             "clients": len(setup.sizes),
             "seed": setup.experiment.seed,
             "version": __version__,
+            "environment": environment(),
         }
         write_atomically(path / "summary.json", dump(summary).encode() + b"\n")
         return summary
+
+
+def environment() -> Line:
+    """The machine and the libraries that computed the result."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+    }
 
 
 def summarise(rounds: list[Line]) -> Line:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedld.study.paper import PAPER as REPORTED
 from fedld.study.report.chart import Look
 from fedld.study.report.clients import fairness
 from fedld.study.report.curves import by_label
@@ -16,14 +17,7 @@ from fedld.study.verdict import Verdict
 
 # Table 1 of the paper: final test accuracy (%), ImageNet-pretrained ResNet-50, 200 rounds.
 PAPER_COLUMNS = ("Retina split 1", "Retina split 2", "Retina split 3", "COVID-FL")
-PAPER = {
-    "fedavg": (83.63, 82.26, 81.13, 79.86),
-    "fedprox": (84.17, 83.53, 81.20, 81.88),
-    "fedbn": (83.91, 75.91, 65.25, 56.34),
-    "fedpac": (78.01, 71.64, 52.81, 81.63),
-    "fedgh": (83.90, 83.33, 81.56, 82.26),
-    "fedld": (85.20, 83.83, 82.30, 83.87),
-}
+PAPER = {label: tuple(row.values()) for label, row in REPORTED["table1"].items()}
 
 
 @dataclass(frozen=True)
