@@ -116,3 +116,17 @@ def test_fedma_freezes_one_layer_more_each_round(images):
 def test_networks_that_cannot_be_matched_are_refused(method, name):
     with pytest.raises(FedLDError, match="cannot match"):
         method.check(build(name, classes=2, image_size=32, seed=0))
+
+
+def test_gamf_tells_channels_apart_by_what_they_feed():
+    """All channels of the first layer see the same; only their outgoing weights differ."""
+    model = network()
+    layout, method = Layout.of(model), GAMF()
+    vector = layout.flatten(model)
+    first = layout.entries[0].view(vector)
+    first.copy_(first[:1].expand_as(first))
+    widths = [len(layer.bias) for layer in layers(layout, vector)[:-1]]
+    orders = [np.random.default_rng(4).permutation(widths[0]), *(np.arange(width) for width in widths[1:])]
+    clients = [layers(layout, vector), layers(layout, rearranged(layout, vector, orders))]
+    found = method.orders(method.init(vector, layout, 2), clients)
+    np.testing.assert_array_equal(found[1][0], np.argsort(orders[0]))
