@@ -84,7 +84,7 @@ class Consortium:
 
     def start_site(self, site, data=None, **options):
         words = [FEDLD, "site", "start", "--name", site, "--superlink", f"127.0.0.1:{self.port}"]
-        words += ["--data", str(data or self.data / f"{site}.npz"), "--state", f"state/{site}"]
+        words += ["--data", str(data or self.data / f"{site}.npz"), "--state", "state"]
         words += (
             ["--ca", "certificates/ca.crt", "--key", f"keys/{site}.key"] if self.secure else ["--insecure"]
         )

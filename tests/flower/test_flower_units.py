@@ -11,12 +11,14 @@ from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
 from fedld import __version__
+from fedld.data import load
 from fedld.engine import loop
 from fedld.engine.checkpoint import load_checkpoint
 from fedld.engine.experiment import make_experiment
 from fedld.engine.flower import backend as backend_module
 from fedld.engine.flower import site as site_module
 from fedld.engine.flower.server import FlowerEngine
+from fedld.engine.flower.simulation import export, virtual_sites
 from fedld.engine.flower.sites import Sites
 from fedld.engine.flower.wire import Answer, Order, Question, pack, tree, unpack
 from fedld.engine.records import read_lines
@@ -32,12 +34,13 @@ class Grid:
     def __init__(self, folder, data):
         self.nodes, self.replies, self.spoil = {}, {}, {}
         self.folder, self.data, self.registered = folder, data, {}
+        self.app = site_module.app
         for node, site in enumerate(SITES, start=1):
             self.join(node, site)
 
     def join(self, node, site, data=None, name=None):
         path = str(data or self.data / f"{site}.npz")
-        config = {"site": site, "data": path, "state": str(self.folder / "state" / site)}
+        config = {"site": site, "data": path, "state": str(self.folder / "state")}
         self.nodes[node] = Context(0, node, config, RecordDict(), {})
         self.registered[node] = name or ""
 
@@ -57,7 +60,7 @@ class Grid:
 
     def _answer(self, message):
         context = self.nodes[message.metadata.dst_node_id]
-        reply = site_module.app(message, context)
+        reply = self.app(message, context)
         spoil = self.spoil.get(context.node_config["site"])
         if spoil is not None and message.metadata.message_type == "train":
             reply = spoil(message, reply)
@@ -283,3 +286,23 @@ def test_a_missing_site_leaves_measures_unknown(grid, digits, tmp_path):
     line = read_lines(tmp_path / "run" / "rounds.jsonl")[0]
     assert line["global_loss"] is None
     assert line["accuracy"] is not None
+
+
+def test_a_dataset_becomes_sites_of_a_simulation(grid, digits, tmp_path):
+    """Flower's simulation tells a node only its number; the rest is as at a real site."""
+    settings = {"dataset": "digits", "clients": 3, "rounds": 1, "workers": 0}
+    loop.run(make_experiment(settings), tmp_path / "here")
+    export(load(make_experiment(settings).data_spec()), tmp_path / "sites")
+    names = ["client_1", "client_2", "client_3"]
+    nodes = {
+        k: {"site": name, "data": f"{tmp_path}/sites/{name}.npz", "state": f"{tmp_path}/state"}
+        for k, name in enumerate(names)
+    }
+    app, grid.nodes = virtual_sites(nodes), {}
+    for k, name in enumerate(names):
+        grid.join(k + 1, name)
+        grid.nodes[k + 1].node_config = {"partition-id": k, "num-partitions": 3}
+    grid.app = app
+    go(grid, digits, tmp_path, dataset=f"npz:{tmp_path}/sites/test.npz")
+    ours, theirs = (load_file(tmp_path / place / "model.safetensors") for place in ("here", "run"))
+    assert all(value.equal(theirs[key]) for key, value in ours.items())

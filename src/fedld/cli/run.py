@@ -13,6 +13,8 @@ from fedld.engine.experiment import Experiment, make_experiment, read_toml
 from fedld.engine.records import Line, dump
 from fedld.errors import FedLDError, nearest
 
+ENGINES = ["local", "flower", "flower-simulation"]
+
 
 @with_settings()
 def run(
@@ -37,7 +39,7 @@ def run(
         path = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{experiment.method['name']}"
     with RunBars(experiment.rounds, experiment.method["name"]) as bars:
         if engine != "local":
-            summary = _submit(engine, superlink, path, None if resume else experiment, bars)
+            summary = _submit(engine, superlink, path, experiment, bars, resume is not None)
         elif resume is not None:
             summary = loop.resume(path, progress=bars, warn=console.print)
         else:
@@ -54,15 +56,21 @@ def _flower(settings: dict[str, Any]) -> dict[str, Any]:
     return flower_defaults(settings)
 
 
-def _submit(engine: str, superlink: str, path: Path, experiment: Experiment | None, bars: RunBars) -> Line:
+def _submit(
+    engine: str, superlink: str, path: Path, experiment: Experiment, bars: RunBars, resumed: bool
+) -> Line:
     """Hand the run to Flower and show what it reports."""
+    if engine == "flower-simulation":
+        from fedld.engine.flower.simulation import simulate
+
+        return simulate(experiment, path, bars, resume=resumed)
     from fedld.engine.flower.submit import submit
 
-    if engine not in ("flower", "flower-simulation"):
-        raise FedLDError(f"unknown engine '{engine}': {nearest(engine, ['local', 'flower'])}")
-    if engine == "flower" and not superlink:
+    if engine != "flower":
+        raise FedLDError(f"unknown engine '{engine}': {nearest(engine, ENGINES)}")
+    if not superlink:
         raise FedLDError("--engine flower needs --superlink NAME")
-    return submit(superlink, path, experiment, bars)
+    return submit(superlink, path, None if resumed else experiment, bars)
 
 
 def _print(summary: Line, path: Path) -> None:

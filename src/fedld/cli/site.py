@@ -2,9 +2,8 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import typer
 
 from fedld.engine.experiment import make_experiment, read_toml
@@ -73,14 +72,10 @@ def demo(
 ) -> None:
     """Write a simulated federation as one npz file a site and one with the server's test set."""
     from fedld.data import DataSpec, load
+    from fedld.engine.flower.simulation import export
 
-    federation = load(DataSpec(dataset, clients=clients))
-    out.mkdir(parents=True, exist_ok=True)
-    parts: dict[str, Any] = {client.name: client.train for client in federation.clients}
-    for name, rows in (parts | {"test": federation.test}).items():
-        arrays = {"images": federation.images[rows], "labels": federation.labels[rows]}
-        np.savez(out / f"{name}.npz", classes=np.array(federation.classes), **arrays)
-        typer.echo(f"{out / name}.npz: {len(rows)} images")
+    for name, count in export(load(DataSpec(dataset, clients=clients)), out).items():
+        typer.echo(f"{out / name}.npz: {count} images{'' if name == 'test' else ' to train on'}")
 
 
 @server.command("start")

@@ -7,6 +7,7 @@ federation  a Federation without pixels for the server, and one with a single cl
 backend     the round loop's `Backend` over Flower's grid: quorum, time limits, missing sites
 server      the ServerApp
 submit      `fedld run --engine flower`
+simulation  `fedld run --engine flower-simulation`
 launch      SuperLink and SuperNode with safe defaults
 warm        how they start our apps quickly, and no others
 check       `fedld site check`

@@ -210,6 +210,6 @@ def _open(context: Context, image_size: int | None) -> Table:
 
 
 def _states(context: Context) -> Path:
-    """Where the site keeps its states: told by the site, else beside the cache."""
-    told = context.node_config.get("state")
-    return Path(str(told)).expanduser() if told else Path.home() / ".local/share/fedld" / _name(context)
+    """Where the site keeps its states: a folder of its own, wherever the site says."""
+    told = str(context.node_config.get("state") or "~/.local/share/fedld")
+    return Path(told).expanduser() / _name(context)
