@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
@@ -15,6 +16,9 @@ from fedld.engine.records import dump
 from fedld.errors import FedLDError
 from fedld.study.compare import plan, run_study
 from fedld.study.table import Row, Table
+
+WIDE = 110  # characters that the whole table needs
+NARROW = (0, 1, 2, 6)
 
 
 @with_settings("method", "workers", many=True)
@@ -35,7 +39,8 @@ def compare(
     if json:
         typer.echo(dump(table.to_json()))
     else:
-        Console().print(rich_table(table))
+        console = Console()
+        console.print(rich_table(table, console.width))
         typer.echo(f"report: {out / 'report.html'}")
 
 
@@ -50,12 +55,15 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
-def rich_table(table: Table) -> RichTable:
-    """The comparison for the terminal."""
-    shown = RichTable(title=table.title)
-    shown.add_column("method")
-    for column in Row.COLUMNS:
-        shown.add_column(column, justify="right")
-    for row in table.rows:
-        shown.add_row(row.label, *row.cells())
+def rich_table(table: Table, width: int) -> RichTable:
+    """The comparison for the terminal: columns that hold something, and on a narrow one the main ones."""
+    cells = [row.cells() for row in table.rows]
+    wanted = range(len(Row.COLUMNS)) if width >= WIDE else NARROW
+    used = [k for k in wanted if any(row[k] not in ("", "-") for row in cells)]
+    shown = RichTable(title=table.title, box=box.SIMPLE)
+    shown.add_column("method", no_wrap=True)
+    for k in used:
+        shown.add_column(Row.COLUMNS[k], justify="right", no_wrap=k < 2)
+    for row, texts in zip(table.rows, cells, strict=True):
+        shown.add_row(row.label, *(texts[k] for k in used))
     return shown

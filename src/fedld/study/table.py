@@ -26,7 +26,7 @@ class Row:
     seconds: float
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
-        "final accuracy",
+        "final, %",
         "difference [95 %]",
         "p (Holm)",
         "last 5",
