@@ -196,6 +196,7 @@ ERRORS = {
     "trimmed-mean: trim = 2 leaves nothing of 4 clients": {"rule": "trimmed-mean", "trim": 2},
     "options .'energy'. belong to a rule given by name": {"rule": Principal(), "energy": 0.9},
     "granularity = 'layers' is not valid: did you mean 'layer'": {"granularity": "layers"},
+    "block = 0 is not a number of columns": {"block": 0},
     "weights = 'sizes' is not valid: did you mean 'size'": {"weights": "sizes"},
     "3 client names for 4 updates": {"clients": ["a", "b", "c"]},
     "client name 'a' is given twice": {"clients": ["a", "b", "c", "a"]},

@@ -8,8 +8,15 @@ import numpy as np
 import torch
 
 from fedld.aggregation.gram import COLUMNS, combine, coordinates, gram, inner
-from fedld.aggregation.inputs import as_groups, as_names, as_rule, as_source, as_weights, check_reference
-from fedld.aggregation.principal import Principal
+from fedld.aggregation.inputs import (
+    as_columns,
+    as_groups,
+    as_names,
+    as_rule,
+    as_source,
+    as_weights,
+    check_reference,
+)
 from fedld.aggregation.report import Alignment, Report, alignment, average_report, axes_report
 from fedld.aggregation.rule import Array, CoordinateRule, Extras, GramRule, Rule
 from fedld.aggregation.spectrum import spectrum
@@ -49,7 +56,7 @@ def aggregate(
     clients      names for messages and the report
     min_clients  fewer clients with finite updates than this is an error
     reference    flat direction (d,) that the server remembers, for rules that rank clients by it (hgd)
-    block        columns of one product; results depend on it by rounding only
+    block        columns of one product, at most; results depend on it by rounding only
 
     >>> result = aggregate(torch.eye(2), [1, 3], "mean")
     >>> result.update, result.report.coefficients
@@ -61,20 +68,19 @@ def aggregate(
     p = as_weights(sizes, weights, names)
     groups, titles = as_groups(source, granularity)
     check_reference(source, reference)
+    block = as_columns(block, source.clients)
     K, keep, rejected = _finite(gram(source, groups, block), names, min_clients)
     p = p[keep] / p[keep].sum()
     # Float32 products carry noise that must not pass for an axis or a conflict.
     precision = 1e-10 if source.dtype == torch.float64 else 1e-6
+    c = np.empty((0, len(keep)))
     if isinstance(rule, GramRule):
-        dots = (
-            [None] * len(K) if reference is None else list(inner(source, reference, groups, block)[:, keep])
-        )
+        dots = [None] * len(K) if reference is None else inner(source, reference, groups, block)[:, keep]
         extras = [Extras(title, precision, dot) for title, dot in zip(titles, dots, strict=True)]
         c = np.stack([rule(k, p, extra) for k, extra in zip(K, extras, strict=True)])
         update, found = combine(source, c, groups, keep, block), alignment(K, c)
     else:
         assert isinstance(rule, CoordinateRule)
-        c = np.empty((0, len(keep)))
         update, found = coordinates(source, rule, p, keep, block)
     _check_overflow(update, found)
     whole = K.sum(axis=0)
@@ -84,7 +90,7 @@ def aggregate(
         weights=p.tolist(),
         rejected=rejected,
         coefficients={title: row.tolist() for title, row in zip(titles, c, strict=False)},
-        **axes_report(axes, rule.kept(axes) if isinstance(rule, Principal) else axes.rank, p),
+        **axes_report(axes, rule.kept(axes), p),
         **average_report(whole, p, found),
     )
     return Aggregate(source.wrap(update), report)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fedld.aggregation.files import file_source
+from fedld.aggregation.gram import SCRATCH
 from fedld.aggregation.rule import Array, Rule, make_rule
 from fedld.aggregation.sources import Source, matrix_source, state_source
 from fedld.errors import FedLDError, nearest
@@ -83,3 +84,10 @@ def check_reference(source: Source, reference: torch.Tensor | None) -> None:
         raise FedLDError(f"the reference has {reference.numel()} parameters, but the updates have {d}")
     if reference is not None and not bool(reference.isfinite().all()):
         raise FedLDError("the reference holds numbers that are not finite")
+
+
+def as_columns(block: int, clients: int) -> int:
+    """Columns of one product: fewer for many clients, so that two float64 pieces fit the scratch memory."""
+    if block < 1:
+        raise FedLDError(f"block = {block} is not a number of columns")
+    return min(block, max(256, SCRATCH // (16 * clients)))

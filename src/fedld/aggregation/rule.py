@@ -7,13 +7,16 @@ coordinates cannot be written so and say it by their type, `CoordinateRule`.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedld.errors import FedLDError, nearest
+
+if TYPE_CHECKING:
+    from fedld.aggregation.spectrum import Spectrum
 
 Array = NDArray[np.float64]
 
@@ -40,6 +43,10 @@ class Rule:
     """A frozen value: a name and the options of one aggregation rule."""
 
     name: ClassVar[str]
+
+    def kept(self, axes: "Spectrum") -> int:
+        """Number of leading principal axes the rule uses: all, unless it chooses."""
+        return axes.rank
 
 
 @dataclass(frozen=True)
