@@ -24,9 +24,9 @@ def configure(value: Value, options: Mapping[str, Any], what: str) -> Value:
     >>> from fedld.methods import METHODS
     >>> configure(METHODS["fedprox"], {"mu": 0.1}, "method fedprox").mu
     0.1
-    >>> configure(METHODS["fedprox"], {"nu": 0.1}, "method fedprox")
+    >>> configure(METHODS["fedprox"], {"muu": 0.1}, "method fedprox")
     Traceback (most recent call last):
-    fedld.errors.FedLDError: method fedprox has no option 'nu': did you mean 'mu'?
+    fedld.errors.FedLDError: method fedprox has no option 'muu': did you mean 'mu'?
     """
     assert is_dataclass(value)
     known = {f.name: f for f in fields(value) if isinstance(getattr(value, f.name), int | float | str | None)}
