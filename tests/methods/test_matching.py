@@ -111,6 +111,15 @@ def test_fedma_freezes_one_layer_more_each_round(images):
         before = federation.server.weights.clone()
 
 
+def test_fedma_clips_gradients(images):
+    free, clipped = (images(FedMA(clip=clip), network(), epochs=3) for clip in (float("inf"), 1e-3))
+    free.round(), clipped.round()
+    assert clipped.replies.updates.norm(dim=1).max() <= 3 * 0.05 * 1e-3 * 1.001
+    plain = images(FedAvg(), network(), epochs=3)
+    plain.round()
+    torch.testing.assert_close(free.replies.updates, plain.replies.updates)
+
+
 @pytest.mark.parametrize("name", ["resnet8", "mobilenet_v2", "resnet8-gn"])
 @pytest.mark.parametrize("method", [FedMA(), GAMF()])
 def test_networks_that_cannot_be_matched_are_refused(method, name):

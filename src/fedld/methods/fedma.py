@@ -20,15 +20,18 @@ class FedMA(NeuronMatching):
 
     In round t of a cycle the clients train all layers from the t-th on, the earlier ones frozen. The server
     matches the neurons of those layers from the input upwards, permuting the next layer's inputs as it goes,
-    and averages. After the last layer a new cycle begins ("FedMA with communication"). Two liberties: the
+    and averages. After the last layer a new cycle begins ("FedMA with communication"). Three liberties: the
     layers above the t-th are averaged as well, so a global model exists in every round and clients may be
-    sampled; and the width of a layer is held at the network's own, so no neurons are added.
+    sampled; the width of a layer is held at the network's own, so no neurons are added; and gradients are
+    clipped, since training some layers alone leads to places that are steep for the others, where the first
+    round of the next cycle diverged.
     """
 
     sigma: float = 1.0
     sigma0: float = 1.0
     gamma: float = 7.0
     sweeps: int = 5
+    clip: float = 1.0
 
     card: ClassVar[Card] = Card(
         "FedMA", "Wang et al. 2020", communication="a round for each layer", batchnorm=False
@@ -45,7 +48,11 @@ class FedMA(NeuronMatching):
     def client_update(self, client: LocalClient) -> Reply:
         """Train the layers that are not frozen."""
         free = pairs(client.layout)[int(client.message["frozen"]) :]
-        client.train(self.loss, only={entry.name for pair in free for entry in pair})
+
+        def clipped(weights: Tensor, gradient: Tensor) -> None:
+            gradient.mul_((self.clip / gradient.norm()).clamp(max=1.0))
+
+        client.train(self.loss, correction=clipped, only={entry.name for pair in free for entry in pair})
         return client.reply()
 
     def orders(self, server: Server, clients: Sequence[Sequence[Layer]]) -> list[list[Order]]:
