@@ -63,6 +63,15 @@ def for_method(shared: dict[str, Any], name: str, own: dict[str, Any]) -> dict[s
     return {**shared, **experiment, "method": {"name": name, **options}}
 
 
+def short_name(dataset: str) -> str:
+    """A dataset's name in a title.
+
+    >>> short_name("npz:/data/retina96.npz"), short_name("fundus-sim")
+    ('retina96', 'fundus-sim')
+    """
+    return Path(dataset.partition(":")[2]).stem if ":" in dataset else dataset
+
+
 def of_one_method(settings: dict[str, Any], method: str | None = None) -> dict[str, Any]:
     """Settings of a single run: the method's own table is merged, those of the others are left out.
 

@@ -15,7 +15,7 @@ from fedld.analysis import PairedDifference, paired_difference
 from fedld.engine.experiment import make_experiment
 from fedld.engine.records import Line, read_lines, write_atomically
 from fedld.errors import FedLDError
-from fedld.study.compare import Study, open_study
+from fedld.study.compare import Study, open_study, short_name
 from fedld.study.grid import Cell, run_grid
 
 ALPHAS = (100.0, 10.0, 1.0, 0.1, 0.01)
@@ -145,7 +145,7 @@ def plan(
             for arm, change in arms.items():
                 one = {**once, **change, **begin, "alpha": alpha, "seed": seed}
                 cells.append((f"{arm}-alpha{alpha:g}", make_experiment(one)))
-    title = f"Figure 2 on {cells[0][1].dataset}: one round" + (
+    title = f"Figure 2 on {short_name(cells[0][1].dataset)}: one round" + (
         f" after {warm_rounds} rounds of FedAvg on iid clients" if warm_rounds else ""
     )
     return Plan(warm, Study(title, command, f"plain-alpha{alphas[0]:g}", cells))

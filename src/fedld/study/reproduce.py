@@ -13,7 +13,7 @@ from fedld.engine.records import Line
 from fedld.errors import FedLDError, nearest
 from fedld.methods import METHODS
 from fedld.registry import find
-from fedld.study.compare import Study, for_method, open_study
+from fedld.study.compare import Study, for_method, open_study, short_name
 from fedld.study.grid import run_grid
 from fedld.study.paper import PAPER, RETINA
 from fedld.study.presets import read_preset
@@ -79,7 +79,7 @@ def plan(
         studies[split] = Study(f"{table}, {word}", command, baseline, cells)
         words[split] = word
     dataset = next(iter(studies.values())).cells[0][1].dataset
-    title = f"Table {table[-1]} at {scale} scale on {dataset}"
+    title = f"Table {table[-1]} at {scale} scale on {short_name(dataset)}"
     if not settings.get("data_root"):
         title += f", where {', '.join(words.values())} stand in for the paper's data"
     return Plan(table, title, command, studies, words)
