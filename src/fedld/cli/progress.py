@@ -38,6 +38,8 @@ class RunBars:
         if line["event"] == "round":
             run = f"[dim]{line['run']}[/dim] " if "run" in line else ""
             self._bars.update(self._task, advance=1, facts=run + facts(line))
+        elif line["event"] == "waiting":
+            console.print(f"waiting for sites; here: {', '.join(line['sites']) or 'none'}")
         elif line["event"] == "refused":
             console.print(f"site '{line['client']}' is refused: {line['why']}")
 

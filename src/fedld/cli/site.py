@@ -1,6 +1,5 @@
 """`fedld site` and `fedld server`: what a hospital's engineer and the consortium's operator type."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -52,7 +51,10 @@ def start_site(
     from fedld.engine.flower.launch import Node
 
     open_site(str(data), None, skip_bad=skip_bad)
-    sys.exit(Node(name, data, superlink, state, ca, key, device, skip_bad, insecure).start())
+    if code := Node(name, data, superlink, state, ca, key, device, skip_bad, insecure).start():
+        raise FedLDError(
+            f"the SuperNode ended with code {code}: is the key of '{name}' registered at the server?"
+        )
 
 
 @site.command("key")
@@ -92,7 +94,8 @@ def start_server(
     """Wait for sites and experiments until stopped: a Flower SuperLink that runs fedld and nothing else."""
     from fedld.engine.flower.launch import Server
 
-    sys.exit(Server(host, port, runs, ca, certificate, key, database, insecure).start())
+    if code := Server(host, port, runs, ca, certificate, key, database, insecure).start():
+        raise FedLDError(f"the SuperLink ended with code {code}")
 
 
 @server.command()

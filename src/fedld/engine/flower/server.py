@@ -65,6 +65,10 @@ def report(line: Line) -> None:
     print(dump(line), flush=True)
 
 
+def _waiting(sites: list[str]) -> None:
+    report({"event": "waiting", "sites": sites})
+
+
 class FlowerEngine:
     """Where a run's data and workers are: at the sites. The file sites.json fixes who they are."""
 
@@ -92,9 +96,9 @@ class FlowerEngine:
             known = json.loads(self.file.read_text())
             sites.fixed = TypeAdapter(list[Description]).validate_python(known["sites"])
             self.run_id = str(known["run"])
-            sites.wait(len(sites.fixed), wait)
+            sites.wait(len(sites.fixed), wait, _waiting)
             return sites.fixed
-        found = sites.wait(experiment.clients, wait)
+        found = sites.wait(experiment.clients, wait, _waiting)
         for name, why in sites.refused.items():
             report({"event": "refused", "client": name, "why": why})
         if len(found) < max(1, experiment.min_clients):

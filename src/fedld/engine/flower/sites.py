@@ -1,7 +1,7 @@
 """Who takes part: sites by name. Flower's node ids are random and change when a SuperNode restarts."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -12,6 +12,7 @@ from fedld.data.datasets import natural
 from fedld.engine.flower.wire import Answer, Description, Question, pack, unpack
 from fedld.errors import FedLDError
 
+Tell = Callable[[list[str]], None]
 POLL = 0.3
 PRESENCE = 5.0
 
@@ -40,11 +41,16 @@ class Sites:
         known = ((node, site) for node, site in self._known.items() if node in self._online)
         return {site.site: node for node, site in known if site is not None}
 
-    def wait(self, wanted: int, seconds: float) -> list[Description]:
-        """The sites that have come, by name; waits no longer than `seconds` for as many as `wanted`."""
-        end = time.monotonic() + seconds
+    def wait(self, wanted: int, seconds: float, tell: Tell = lambda _: None) -> list[Description]:
+        """The sites that have come, by name; waits no longer than `seconds` for as many as `wanted`.
+
+        Whenever somebody comes or goes, `tell` gets the names of those who are there.
+        """
+        end, before = time.monotonic() + seconds, None
         self.refresh()
         while len(self.present) < wanted and time.monotonic() < end:
+            if before != (before := sorted(self.present)):
+                tell(before)
             time.sleep(1.0)
             self.refresh()
         found = (self._known[node] for node in self.present.values())
