@@ -14,7 +14,6 @@ from fedld.aggregation.sources import Source
 COLUMNS = 8192  # of one product: long enough for sgemm, short enough for the cache and for float32 sums
 BYTES = 32 << 20  # of one block of all clients
 SCRATCH = 4 << 20  # bytes of one batch of products
-TILE = 32  # rows of one product: finer tiles save more of the symmetric work, but sgemm gets slow below this
 SMALLEST, LARGEST = 1e-28, 1e34  # mean square and sum of squares that float32 squares can be trusted with
 
 
@@ -100,10 +99,13 @@ def _pieces(chunk: torch.Tensor, columns: int, memory: torch.Tensor) -> torch.Te
 def _upper(pieces: torch.Tensor) -> torch.Tensor:
     """Sum over pieces of X X' in float64, tiles below the diagonal left out."""
     m = pieces.shape[1]
+    size = (
+        4 if m <= 12 else 16
+    )  # finer tiles save more of the symmetric work but run slower: best as measured
     K = torch.zeros(m, m, dtype=torch.float64, device=pieces.device)
-    for row in range(0, m, TILE):
-        tile, rest = pieces[:, row : row + TILE], pieces[:, row:]
-        K[row : row + TILE, row:] = torch.bmm(tile, rest.transpose(1, 2)).sum(dim=0, dtype=torch.float64)
+    for row in range(0, m, size):
+        tile, rest = pieces[:, row : row + size], pieces[:, row:]
+        K[row : row + size, row:] = torch.bmm(tile, rest.transpose(1, 2)).sum(dim=0, dtype=torch.float64)
     return K
 
 
