@@ -6,6 +6,8 @@ from sklearn.datasets import load_digits
 
 from fedld.errors import FedLDError
 from fedld.study.reproduce import plan, run_plan
+from fedld.study.reproduced import Column, Reproduced
+from fedld.study.table import make_table
 
 TINY = {"dataset": "digits", "model": "cnn", "image_size": 8, "rounds": 1, "batch_size": 50}
 
@@ -95,3 +97,16 @@ def test_what_cannot_be_is_said():
         plan("table2", TINY, [0], arms=["bth"])
     with pytest.raises(FedLDError, match="needs the published images"):
         plan("table1", {}, [0], scale="paper")
+
+
+def test_a_method_without_a_global_model_has_only_its_personal_column(tmp_path):
+    costs = {"bytes_up": 1e6, "bytes_down": 0, "seconds": 1.0}
+    keys = ("final_accuracy", "last5_accuracy", "best_accuracy")
+    everyone = [{"seed": s} | dict.fromkeys(keys, a) | costs for s, a in ((0, 0.5), (1, 0.7))]
+    alone = [{"seed": s, "personal_final_accuracy": a} | costs for s, a in ((0, 0.4), (1, 0.6))]
+    table = make_table("t", {"fedavg": everyone, "local": alone}, "fedavg")
+    result = Reproduced("table1", "t", "c", [Column("retina-split1", "data", table, {"fedavg": 83.63})])
+    result.write(tmp_path)
+    page = (tmp_path / "table.md").read_text()
+    assert "| fedavg | 60.00 ± 14.14 | 83.63 |" in page
+    assert "| local | 50.00 ± 14.14 (personalised) | - |" in page
