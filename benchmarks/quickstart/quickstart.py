@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedld.models import build
 
-server, client = ServerApp(), ClientApp()
+server = ServerApp()
+client = ClientApp()
 
 
 def make_model():

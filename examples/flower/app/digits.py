@@ -8,7 +8,8 @@ from sklearn.datasets import load_digits
 
 from fedld.flower import MarginControl, PrincipalStrategy
 
-server, client = ServerApp(), ClientApp()
+server = ServerApp()
+client = ClientApp()
 
 
 def make_model():
