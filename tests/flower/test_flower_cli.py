@@ -1,0 +1,142 @@
+"""What an engineer types: checks, keys, safe defaults."""
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography import x509
+from flwr.supercore.object_ref import validate
+from PIL import Image
+from typer.testing import CliRunner
+
+from fedld.cli.site import server, site
+from fedld.engine.experiment import make_experiment
+from fedld.engine.flower.check import check_site
+from fedld.engine.flower.launch import Node, Server
+from fedld.engine.flower.server import allowed
+from fedld.engine.flower.submit import flower_defaults, submit
+from fedld.errors import FedLDError
+
+ROOT = Path(__file__).parents[2]
+RUNNER = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("FEDLD_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def test_check_tells_what_is_there_and_what_would_leave(digits):
+    result = RUNNER.invoke(site, ["check", "--data", str(digits / "alpha.npz")])
+    assert result.exit_code == 0
+    for words in (
+        "training images: 240",
+        "8 x 8, 1 channel",
+        "class '3': 20",
+        "what would leave",
+        "never leaves",
+    ):
+        assert words in result.output
+
+
+def test_check_finds_what_does_not_fit(digits, tmp_path):
+    assert not check_site(digits / "alpha.npz", classes=list("0123456789")).problems
+    (problem,) = check_site(digits / "alpha.npz", classes=["cat", "dog"]).problems
+    assert "class '0' is not one of" in problem
+    for k in range(4):
+        (tmp_path / "own" / f"class{k % 2}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((9, 9), 60 * k, np.uint8)).save(
+            tmp_path / "own" / f"class{k % 2}" / f"{k}.png"
+        )
+    (tmp_path / "own" / "class0" / "broken.png").write_text("no image")
+    report = check_site(tmp_path / "own")
+    assert "broken.png" in "\n".join(report.lines())
+    assert "1 files cannot be read" in report.problems[0]
+    with pytest.raises(FedLDError, match="no file or folder"):
+        check_site(tmp_path / "nowhere")
+
+
+def test_check_tells_the_size_of_an_update(digits):
+    whole = check_site(digits / "alpha.npz", make_experiment({"model": "resnet8"}))
+    personal = check_site(digits / "alpha.npz", make_experiment({"model": "resnet8", "method": "fedbn"}))
+    assert 0 < personal.bytes_up < whole.bytes_up
+    assert not whole.decompose
+    assert "other sites" in "\n".join(
+        check_site(digits / "alpha.npz", make_experiment({"decompose": 1})).lines()
+    )
+
+
+def test_insecure_is_for_this_machine_only(tmp_path):
+    assert "--insecure" in Server("127.0.0.1", 8000, tmp_path, insecure=True).command()
+    with pytest.raises(FedLDError, match=r"not for '0.0.0.0'"):
+        Server("0.0.0.0", 8000, tmp_path, insecure=True).command()
+    node = ("a", tmp_path, "example.org:8000", tmp_path)
+    with pytest.raises(FedLDError, match=r"not for 'example.org'"):
+        Node(*node, insecure=True).command()
+    with pytest.raises(FedLDError, match="--ca is needed"):
+        Node(*node).command()
+    with pytest.raises(FedLDError, match="--ca is needed"):
+        Server("0.0.0.0", 8000, tmp_path).command()
+    with pytest.raises(FedLDError, match="letters, digits"):
+        Node('a" data="/etc', tmp_path, "localhost:1", tmp_path, insecure=True).command()
+
+
+def test_certificates_and_keys(tmp_path):
+    assert (
+        RUNNER.invoke(server, ["certificates", "--host", "127.0.0.1", "--out", str(tmp_path)]).exit_code == 0
+    )
+    assert RUNNER.invoke(site, ["key", "--name", "alpha", "--out", str(tmp_path)]).exit_code == 0
+    for name in ("server.key", "alpha.key"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    ca, own = (x509.load_pem_x509_certificate((tmp_path / f"{n}.crt").read_bytes()) for n in ("ca", "server"))
+    own.verify_directly_issued_by(ca)
+    assert (tmp_path / "alpha.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+    again = RUNNER.invoke(site, ["key", "--name", "alpha", "--out", str(tmp_path)])
+    assert isinstance(again.exception, FedLDError)
+    command = Node(
+        "alpha", tmp_path, "example.org:1", tmp_path, tmp_path / "ca.crt", tmp_path / "alpha.key"
+    ).command()
+    assert {"--root-certificates", "--auth-supernode-private-key"} <= set(command)
+    secure = Server("0.0.0.0", 1, tmp_path, *(tmp_path / n for n in ("ca.crt", "server.crt", "server.key")))
+    assert {"--enable-supernode-auth", "--ssl-certfile", "--database"} <= set(secure.command())
+
+
+def test_runs_are_written_where_the_server_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDLD_RUNS", str(tmp_path / "runs"))
+    assert allowed(tmp_path / "runs" / "a")
+    with pytest.raises(FedLDError, match="keeps its runs"):
+        allowed(tmp_path / "runs" / ".." / "elsewhere")
+
+
+def test_a_foreign_app_is_never_loaded():
+    """Whatever app a message belongs to, the guarded programs load fedld's."""
+    code = """
+from fedld.engine.flower import site, warm
+warm._only_fedld("clientapp")
+from flwr.clientapp.utils import get_load_client_app_fn
+from flwr.supernode.runtime import run_clientapp
+import sys
+module = sys.modules["flwr.supernode.runtime.run_clientapp"]
+module.install_from_fab(b"not even a file")
+assert module.get_load_client_app_fn("", None, True)("mallory/trojan", "1.0", "beef") is site.app
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_quorum_defaults_and_unknown_superlinks(tmp_path, monkeypatch):
+    assert flower_defaults({"clients": 5})["min_clients"] == 3
+    assert flower_defaults({"clients": 10, "sample_rate": 0.2})["min_clients"] == 2
+    assert flower_defaults({"clients": 3, "min_clients": 1})["min_clients"] == 1
+    assert flower_defaults({"dataset": "npz:x.npz"})["dataset"] == f"npz:{Path.cwd()}/x.npz"
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    with pytest.raises(FedLDError, match="SuperLink 'nowhere' did not take the run"):
+        submit("nowhere", tmp_path / "out", make_experiment({}), lambda _: None)
+
+
+def test_flower_finds_the_apps():
+    assert validate("digits:server", project_dir=ROOT / "examples" / "flower" / "app") == (True, None)
+    assert validate("fedld.engine.flower.server:app") == (True, None)
+    assert validate("fedld.engine.flower.site:app") == (True, None)
