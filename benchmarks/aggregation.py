@@ -1,6 +1,6 @@
 """Time and memory of aggregation on tensors shaped like ResNet-50's, as ratios within one run.
 
-    python benchmarks/aggregation.py [--repeats 7] [--threads 2] [--parts speed naive ...]
+    python benchmarks/aggregation.py [--repeats 7] [--threads 2 | --cpu] [--parts speed naive ...]
 
 Prints the tables of docs/performance.md. Every ratio compares two things measured one after the other in the
 same repeat; median, smallest and largest are given, since other work on the machine disturbs repeats.
@@ -81,10 +81,13 @@ def loops(G: torch.Tensor, p: torch.Tensor, keep: float = 0.8) -> torch.Tensor:
     return update
 
 
+clock = time.perf_counter
+
+
 def seconds(call, *arguments, **options) -> float:
-    start = time.perf_counter()
+    start = clock()
     call(*arguments, **options)
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def spread(values: list[float], digits: int = 2) -> str:
@@ -263,12 +266,16 @@ def main() -> None:
     parts = ["speed", "naive", "linear", "rules", "fit", "memory", "files"]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--cpu", action="store_true", help="one thread in CPU seconds, for a busy machine")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1 if options.cpu else options.threads)
+    if options.cpu:
+        globals()["clock"] = time.process_time
     if options.child:
         name, *rest = options.child
         return memory_child(int(rest[0])) if name == "memory" else files_child(rest[0], int(rest[1]))
-    print(f"d = {D:,} in {len(TENSORS)} tensors, float32, medians (smallest - largest)")
+    unit = "CPU seconds of one thread" if options.cpu else "seconds"
+    print(f"d = {D:,} in {len(TENSORS)} tensors, float32, {unit}, medians (smallest - largest)")
     runs = {
         "speed": lambda: speed(options.clients, options.repeats),
         "naive": lambda: naive(options.clients, options.repeats),

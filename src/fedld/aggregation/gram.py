@@ -162,8 +162,11 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def empty_update(source: Source) -> torch.Tensor:
-    """Room for the aggregate."""
-    return torch.empty(sum(spec.size for spec in source.specs), dtype=source.dtype, device=source.device)
+    """Room for the aggregate; on a CPU from NumPy, which asks for huge pages: faults cost more than sums."""
+    size = sum(spec.size for spec in source.specs)
+    if source.device.type != "cpu":
+        return torch.empty(size, dtype=source.dtype, device=source.device)
+    return torch.from_numpy(np.empty(size * source.dtype.itemsize, dtype=np.uint8)).view(source.dtype)
 
 
 def kept_rows(block: torch.Tensor, keep: Sequence[int]) -> torch.Tensor:
