@@ -4,6 +4,7 @@ wire        what travels, checked on arrival
 site        the ClientApp: does the jobs on the site's own data, keeps its state on its own disk
 sites       who takes part: site names, not Flower's changing node ids
 federation  a Federation without pixels for the server, and one with a single client for a site
+orders      a site's jobs in one message, its reply checked
 backend     the round loop's `Backend` over Flower's grid: quorum, time limits, missing sites
 server      the ServerApp
 submit      `fedld run --engine flower`

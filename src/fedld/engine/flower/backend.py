@@ -5,31 +5,15 @@ server tests the global model on its own test set while the sites are at work.
 """
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import tomli_w
-import torch
 from flwr.app import RecordDict
-from torch import Tensor
 
-from fedld import __version__
-from fedld.engine.flower.site import site_settings
+from fedld.engine.flower.orders import Orders, SiteJob, same_structure
 from fedld.engine.flower.sites import Sites, exchange
-from fedld.engine.flower.wire import (
-    Answer,
-    Order,
-    Outcome,
-    Task,
-    pack,
-    set_shared,
-    shared_part,
-    size,
-    tree,
-    unpack,
-)
 from fedld.engine.local import Done, Failure, InProcess
 from fedld.engine.work import (
     Arena,
@@ -48,39 +32,40 @@ from fedld.errors import FedLDError
 from fedld.layout import Tree
 
 DEFAULT_TIMEOUT = 3600.0
-SPARE = 16 << 20
-"""Bytes that a reply may have beyond eight models: room for any method's message."""
-
+PAUSE = 2.0
+UNKNOWN = Sums(float("nan"), float("nan"), 0, 0)
 Kept = Callable[[], set[tuple[int, int]]]
-Place = tuple[int, Job]
+
+
+@dataclass
+class _Turn:
+    """One call of `run`: each site's jobs under their places in the list, and what has been found so far."""
+
+    jobs: Sequence[Job]
+    common: Tree
+    limit: float
+    places: dict[int, list[tuple[int, SiteJob]]]
+    found: dict[tuple[int, int], Any] = field(default_factory=dict)
 
 
 class FlowerBackend:
     """Runs the jobs of a round at the sites."""
 
     def __init__(self, setup: Setup, arena: Arena, sites: Sites, run: str, kept: Kept) -> None:
-        self.setup, self.arena, self.sites, self.run_id, self.kept = setup, arena, sites, run, kept
+        self.setup, self.sites, self.kept = setup, sites, kept
         self.names = [client.name for client in setup.federation.clients]
-        self.settings = tomli_w.dumps(site_settings(setup.experiment))
-        self.local = InProcess(setup, arena)
+        self.orders, self.local = Orders(setup, arena, run), InProcess(setup, arena)
 
     def run(
         self, jobs: Sequence[Job], common: Tree, done: Done | None = None, deadline: float | None = None
     ) -> list[Result | Failure]:
         """Do all jobs; a job whose site is missing is a failure, or a measure that is not known."""
         limit = DEFAULT_TIMEOUT if deadline is None else deadline - time.monotonic()
-        places = self._places(jobs)
-        found: dict[tuple[int, int], Any] = {}
-        tests = [(k, job) for k, job in enumerate(jobs) if isinstance(job, TestJob)]
-
-        def test() -> None:
-            for (k, _), result in zip(tests, self.local.run([job for _, job in tests], common), strict=True):
-                found[k, -1] = result
-
-        self._ask(places, common, limit, found, test)
-        self._wait_for_quorum(jobs, places, common, limit, found)
-        results = [self._result(k, job, found) for k, job in enumerate(jobs)]
-        _same_structure(jobs, results)
+        turn = _Turn(jobs, common, limit, _places(jobs))
+        self._ask(turn, list(turn.places), limit, lambda: self._test(turn))
+        self._wait_for_quorum(turn)
+        results = [_result(turn, k, job) for k, job in enumerate(jobs)]
+        same_structure(results)
         if done is not None:
             for job, result in zip(jobs, results, strict=True):
                 done(job, result)
@@ -89,187 +74,86 @@ class FlowerBackend:
     def close(self) -> None:
         """The grid belongs to Flower."""
 
-    def _places(self, jobs: Sequence[Job]) -> dict[int, list[Place]]:
-        """Jobs by site, a loss job for several sites divided among them."""
-        places: dict[int, list[Place]] = defaultdict(list)
-        for k, job in enumerate(jobs):
-            if isinstance(job, LossJob):
-                for site in job.clients:
-                    places[site].append((k, replace(job, clients=(site,))))
-            elif not isinstance(job, TestJob):
-                places[job.incoming.client].append((k, job))
-        return dict(places)
+    def _test(self, turn: _Turn) -> None:
+        """The global test set is the server's: its jobs are done here, while the sites are at work."""
+        mine = [k for k, job in enumerate(turn.jobs) if isinstance(job, TestJob)]
+        for k, result in zip(mine, self.local.run([turn.jobs[k] for k in mine], turn.common), strict=True):
+            turn.found[k, -1] = result
 
     def _ask(
-        self,
-        places: dict[int, list[Place]],
-        common: Tree,
-        limit: float,
-        found: dict[tuple[int, int], Any],
-        meanwhile: Callable[[], None] | None = None,
+        self, turn: _Turn, sites: list[int], limit: float, meanwhile: Callable[[], None] | None = None
     ) -> None:
-        """Send the sites their orders and file the outcomes, or the reason why there is none."""
+        """Send sites their orders and file the outcomes, or the reason why there is none."""
         self.sites.refresh()
-        nodes = {site: self.sites.present.get(self.names[site]) for site in places}
-        kept = self.kept()
+        present, kept = self.sites.present, self.kept()
+        nodes = {site: present[self.names[site]] for site in sites if self.names[site] in present}
         contents = {
-            node: self._order(site, places[site], common, kept)
+            node: self.orders.write(site, _jobs(turn, site), turn.common, {r for i, r in kept if i == site})
             for site, node in nodes.items()
-            if node is not None
         }
         replies = exchange(self.sites.grid, contents, "train", limit, meanwhile)
-        for site, node in nodes.items():
-            reply: RecordDict | str = self._absent(site) if node is None else replies[node]
-            try:
-                self._file(site, places[site], reply, found)
-            except FedLDError as error:
-                for k, _ in places[site]:
-                    found[k, site] = Failure(str(error), "")
+        for site in sites:
+            self._file(turn, site, replies[nodes[site]] if site in nodes else self._absent(site))
+
+    def _file(self, turn: _Turn, site: int, reply: RecordDict | str) -> None:
+        places = turn.places[site]
+        try:
+            results: list[Any] = list(self.orders.read(_jobs(turn, site), reply))
+        except FedLDError as error:
+            results = [Failure(str(error), "")] * len(places)
+        for (k, _), result in zip(places, results, strict=True):
+            turn.found[k, site] = result
 
     def _absent(self, site: int) -> str:
         refused = self.sites.refused.get(self.names[site])
         return f"the site was refused: {refused}" if refused else "the site is not connected"
 
-    def _order(self, site: int, places: list[Place], common: Tree, kept: set[tuple[int, int]]) -> RecordDict:
-        """One message with all that a site has to do."""
-        trees: dict[str, Tree] = {"weights": {"weights": self.arena.weights}, "common": common, "models": {}}
-        slots: dict[int, int] = {}
-        tasks: list[Task] = []
-        for _, job in places:
-            task = _task(job)
-            if isinstance(job, LossJob) and job.slot is not None:
-                slot = slots.setdefault(job.slot, len(slots))
-                trees["models"][str(slot)] = shared_part(self.setup.layout, self.arena.updates[job.slot])
-                task = task.model_copy(update={"model": slot})
-            incoming = job.incoming if not isinstance(job, TestJob) else None
-            if incoming is not None and incoming.message:
-                task = task.model_copy(update={"message": len(tasks)})
-                trees[f"message.{len(tasks)}"] = incoming.message
-            tasks.append(task)
-        federation = self.setup.federation
-        rounds = {r for i, r in kept if i == site} | {task.state_round for task in tasks}
-        order = Order(
-            version=__version__,
-            run=self.run_id,
-            site=site,
-            settings=self.settings,
-            classes=list(federation.classes),
-            mean=list(federation.mean),
-            std=list(federation.std),
-            kept=sorted(rounds),
-            tasks=tasks,
-        )
-        return pack(order, **trees)
-
-    def _file(
-        self, site: int, places: list[Place], reply: RecordDict | str, found: dict[tuple[int, int], Any]
-    ) -> None:
-        """Check a site's reply and put its outcomes where the loop looks for them."""
-        if isinstance(reply, str):
-            raise FedLDError(reply)
-        largest = 8 * 4 * self.setup.layout.size + SPARE
-        if size(reply) > largest:
-            raise FedLDError(f"its reply has {size(reply)} bytes, more than {largest}")
-        answer = unpack(Answer, reply)
-        if answer.error is not None:
-            raise FedLDError(answer.error)
-        if len(answer.outcomes) != len(places):
-            raise FedLDError(f"it answered {len(answer.outcomes)} of {len(places)} tasks")
-        for (k, job), outcome in zip(places, answer.outcomes, strict=True):
-            found[k, site] = self._accept(job, outcome, reply)
-
-    def _accept(self, job: Job, outcome: Outcome, reply: RecordDict) -> Trained | Sums | Personal:
-        match job:
-            case TrainJob():
-                return self._trained(job, outcome, reply)
-            case PersonalJob():
-                return Personal({}, outcome.own_accuracy)
-            case _:
-                if outcome.before is None:
-                    raise FedLDError("it sent no loss")
-                return outcome.before
-
-    def _trained(self, job: TrainJob, outcome: Outcome, reply: RecordDict) -> Trained:
-        """The update to its row of the arena, if it has the model's size and type."""
-        layout = self.setup.layout
-        update, message = tree(reply, "update").get("update"), tree(reply, "message")
-        length = layout.shared + layout.shared_end - layout.trainable
-        if update is None or update.shape != (length,) or update.dtype != self.arena.updates.dtype:
-            raise FedLDError(f"its update is not a float32 vector of {length} numbers")
-        if {"steps", "train_loss"} - set(outcome.metrics):
-            raise FedLDError("its metrics lack 'steps' or 'train_loss'")
-        self.arena.updates[job.slot].zero_()
-        set_shared(layout, self.arena.updates[job.slot], update)
-        metrics = {key: float("nan") if value is None else value for key, value in outcome.metrics.items()}
-        finite = all(map(_finite, (update, *message.values(), torch.tensor(metrics["steps"]))))
-        return Trained(message, outcome.kept, metrics, outcome.before, outcome.after, finite, outcome.seconds)
-
-    def _wait_for_quorum(
-        self,
-        jobs: Sequence[Job],
-        places: dict[int, list[Place]],
-        common: Tree,
-        limit: float,
-        found: dict[tuple[int, int], Any],
-    ) -> None:
+    def _wait_for_quorum(self, turn: _Turn) -> None:
         """Below quorum: wait for missing sites to come back and ask them again, for a set time."""
-        training = {k: job.incoming.client for k, job in enumerate(jobs) if isinstance(job, TrainJob)}
+        training = {k: job.incoming.client for k, job in enumerate(turn.jobs) if isinstance(job, TrainJob)}
         needed = min(self.setup.experiment.min_clients, len(training))
         end = time.monotonic() + self.setup.experiment.wait_for_clients
-        while time.monotonic() < end:
-            usable = [k for k, i in training.items() if isinstance(r := found[k, i], Trained) and r.finite]
-            if len(usable) >= needed:
-                return
-            time.sleep(2.0)
+        while time.monotonic() < end and _usable(turn, training) < needed:
+            time.sleep(PAUSE)
             self.sites.refresh()
-            back = [
-                i for k, i in training.items()
-                if isinstance(found[k, i], Failure) and self.names[i] in self.sites.present
-            ]  # fmt: skip
+            failed = [i for k, i in training.items() if isinstance(turn.found[k, i], Failure)]
+            back = [i for i in failed if self.names[i] in self.sites.present]
             if back:
-                self._ask({i: places[i] for i in back}, common, min(limit, end - time.monotonic()), found)
-
-    def _result(self, k: int, job: Job, found: dict[tuple[int, int], Any]) -> Result | Failure:
-        """A job's result; where a site is missing, its losses and measures are not known."""
-        unknown = Sums(float("nan"), float("nan"), 0, 0)
-        match job:
-            case TestJob():
-                return found[k, -1]  # type: ignore[no-any-return]
-            case LossJob():
-                sums = (found[k, site] for site in job.clients)
-                return [unknown if isinstance(one, Failure) else one for one in sums]
-            case PersonalJob():
-                result = found[k, job.incoming.client]
-                return Personal({}, None) if isinstance(result, Failure) else result
-            case TrainJob():
-                return found[k, job.incoming.client]  # type: ignore[no-any-return]
+                self._ask(turn, back, min(turn.limit, max(1.0, end - time.monotonic())))
 
 
-def _task(job: Job) -> Task:
-    """A job as a site gets it. Only its owner has a client's state: others see its shared part (`model`)."""
+def _places(jobs: Sequence[Job]) -> dict[int, list[tuple[int, SiteJob]]]:
+    """Jobs by site, a loss job for several sites divided among them."""
+    places: dict[int, list[tuple[int, SiteJob]]] = defaultdict(list)
+    for k, job in enumerate(jobs):
+        if isinstance(job, LossJob):
+            for site in job.clients:
+                places[site].append((k, replace(job, clients=(site,))))
+        elif not isinstance(job, TestJob):
+            places[job.incoming.client].append((k, job))
+    return dict(places)
+
+
+def _jobs(turn: _Turn, site: int) -> list[SiteJob]:
+    return [job for _, job in turn.places[site]]
+
+
+def _usable(turn: _Turn, training: dict[int, int]) -> int:
+    results = (turn.found[k, i] for k, i in training.items())
+    return sum(isinstance(result, Trained) and result.finite for result in results)
+
+
+def _result(turn: _Turn, k: int, job: Job) -> Result | Failure:
+    """A job's result; where a site is missing, its losses and measures are not known."""
     match job:
-        case TrainJob():
-            return Task(kind="train", round=job.round, state_round=job.incoming.state_round)
+        case TestJob():
+            result: Result | Failure = turn.found[k, -1]
+        case LossJob():
+            sums = (turn.found[k, site] for site in job.clients)
+            result = [UNKNOWN if isinstance(one, Failure) else one for one in sums]
         case PersonalJob():
-            return Task(kind="personal", state_round=job.incoming.state_round)
-        case _:
-            return Task(kind="loss")
-
-
-def _finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(tensor).all())
-
-
-def _same_structure(jobs: Sequence[Job], results: list[Result | Failure]) -> None:
-    """Messages of one round are alike; one that is not like most others is refused."""
-    kinds = {
-        k: tuple(sorted((key, tuple(t.shape), str(t.dtype)) for key, t in result.message.items()))
-        for k, result in enumerate(results)
-        if isinstance(result, Trained)
-    }
-    if not kinds:
-        return
-    usual = Counter(kinds.values()).most_common(1)[0][0]
-    for k, kind in kinds.items():
-        if kind != usual:
-            results[k] = Failure("its message has another structure than the other sites'", "")
+            result = turn.found[k, job.incoming.client]
+            result = Personal({}, None) if isinstance(result, Failure) else result
+        case TrainJob():
+            result = turn.found[k, job.incoming.client]
+    return result
