@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ import tomli_w
 
 from fedld.engine.experiment import Experiment
 from fedld.engine.flower import QUIET
+from fedld.engine.loop import Interrupted
 from fedld.engine.records import Line
 from fedld.errors import FedLDError
 
+STARTED = "Successfully started run "
 Progress = Callable[[Line], None]
 
 
@@ -60,7 +62,7 @@ def submit(superlink: str, out: Path, experiment: Experiment | None, progress: P
 
 def _follow(command: list[str], superlink: str, out: Path, progress: Progress) -> Line:
     """Pass the run's events on until its last one."""
-    last: list[str] = []
+    run, said = "", ""
     environment = os.environ | QUIET | {"PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
@@ -68,7 +70,6 @@ def _follow(command: list[str], superlink: str, out: Path, progress: Progress) -
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                last = [*last[-20:], line.rstrip()]
                 event = _event(line)
                 if event.get("event") == "end":
                     return event
@@ -77,12 +78,22 @@ def _follow(command: list[str], superlink: str, out: Path, progress: Progress) -
                     raise FedLDError(f"{event['error']}{hint}")
                 if event:
                     progress(event)
+                elif line.startswith(STARTED):
+                    run = line.removeprefix(STARTED).strip()
+                elif not run and "│" in line:
+                    said += line.strip(" │\n") + " "
         except KeyboardInterrupt:
-            _stop(last, superlink)
-            raise
+            subprocess.run([program("flwr"), "stop", run, superlink], env=environment, check=False)
+            raise Interrupted(f"stopped; {_hint(superlink, out)}") from None
         finally:
             process.terminate()
-    raise FedLDError(_why(last, superlink, out))
+    if run:
+        raise FedLDError(f"SuperLink '{superlink}' ended the run without a result; {_hint(superlink, out)}")
+    raise FedLDError(f"SuperLink '{superlink}' did not take the run: {said.strip()}")
+
+
+def _hint(superlink: str, out: Path) -> str:
+    return f"continue with: fedld run --engine flower --superlink {superlink} --resume {out}"
 
 
 def _event(line: str) -> Line:
@@ -93,25 +104,3 @@ def _event(line: str) -> Line:
         return dict(json.loads(line))
     except ValueError:
         return {}
-
-
-def _stop(lines: list[str], superlink: str) -> None:
-    for run in _runs(lines):
-        subprocess.run([program("flwr"), "stop", run, superlink], env=os.environ | QUIET, check=False)
-
-
-def _runs(lines: list[str]) -> Iterator[str]:
-    for line in lines:
-        if line.startswith("Successfully started run "):
-            yield line.split()[-1]
-
-
-def _why(lines: list[str], superlink: str, out: Path) -> str:
-    said = next((line.strip(" │") for line in lines if "│" in line), "")
-    if any(_runs(lines)) or not said:
-        return f"the run on SuperLink '{superlink}' ended without a result; {_hint(superlink, out)}"
-    return f"SuperLink '{superlink}' did not take the run: {said}"
-
-
-def _hint(superlink: str, out: Path) -> str:
-    return f"continue with: fedld run --engine flower --superlink {superlink} --resume {out}"
