@@ -41,6 +41,7 @@ OPTIONS: dict[str, tuple[type, str]] = {
     "on_client_failure": (str, "retry, skip or stop"),
     "min_clients": (int, "fewer usable replies than this end the run"),
     "round_timeout": (float, "seconds a round may take"),
+    "wait_for_clients": (float, "seconds to wait for sites, at the start and below quorum (Flower)"),
     "checkpoint_every": (int, "rounds between checkpoints"),
 }
 

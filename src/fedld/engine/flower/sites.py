@@ -69,7 +69,7 @@ class Sites:
         questions = [Message(pack(self.question), node, "query") for node in came]
         asked = zip(self.grid.push_messages(questions), came, strict=True)
         self._asked |= {message: node for message, node in asked if message}
-        for reply in self.grid.pull_messages(list(self._asked)):
+        for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
             node = self._asked.pop(reply.metadata.reply_to_message_id)
             if node in infos:
                 self._known[node] = self._accept(content_of(reply), node, infos[node].name)
