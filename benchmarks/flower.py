@@ -89,6 +89,10 @@ class Machine:
             process.wait(30)
 
 
+def show(what, seconds):
+    print(f"{what:<42}{seconds:6.2f} s a round", flush=True)
+
+
 def main():
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     with tempfile.TemporaryDirectory() as name:
@@ -96,14 +100,14 @@ def main():
         plain = Machine(folder, warm=False)
         try:
             plain.call("fedld", "site", "demo", "--out", "demo")
-            print(f"Flower's quickstart, train and evaluate: {plain.quickstart(rounds, 1.0):6.2f} s a round")
-            print(f"Flower's quickstart, train only:         {plain.quickstart(rounds, 0.0):6.2f} s a round")
-            print(f"fedld on plain SuperNodes:               {plain.fedld(rounds, 'plain'):6.2f} s a round")
+            show("Flower's quickstart, train and evaluate", plain.quickstart(rounds, 1.0))
+            show("Flower's quickstart, train only", plain.quickstart(rounds, 0.0))
+            show("fedld on plain SuperNodes", plain.fedld(rounds, "plain"))
         finally:
             plain.close()
         warm = Machine(folder, warm=True)
         try:
-            print(f"fedld on `fedld site start`:             {warm.fedld(rounds, 'warm'):6.2f} s a round")
+            show("fedld on `fedld site start`", warm.fedld(rounds, "warm"))
         finally:
             warm.close()
 

@@ -17,7 +17,7 @@ client = ClientApp()
 
 
 def make_model():
-    return build("cnn", classes=2, channels=3, image_size=48, seed=0)
+    return build("cnn", classes=2, channels=3, image_size=32, seed=0)
 
 
 def load(context):
