@@ -39,7 +39,7 @@ def test_a_killed_site_is_left_out_and_comes_back_with_its_state(insecure):
 
 
 def test_below_quorum_the_run_stops_and_can_be_resumed(insecure, digits, tmp_path):
-    process = start(insecure, "lone", rounds=3, round_timeout=20, wait_for_clients=15)
+    process = start(insecure, "lone", rounds=3, round_timeout=40, wait_for_clients=40, min_clients=3)
     insecure.wait(lambda: insecure.records("lone", "clients.jsonl"), 180)
     insecure.kill("beta")
     insecure.kill("gamma")
