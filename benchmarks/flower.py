@@ -55,7 +55,12 @@ class Machine:
                 told = f'site="site_{k}" data="{data}" state="{state}"'
                 words = ["--port", str(free_port()), "--node-config", told]
                 self.start("flower-supernode", "--insecure", "--superlink", link, *words)
-        time.sleep(15)
+        while not self.listens():
+            time.sleep(0.5)
+
+    def listens(self):
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def start(self, *words):
         log = (self.folder / "log").open("ab")
