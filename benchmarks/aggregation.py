@@ -160,10 +160,10 @@ def naive(clients: list[int], repeats: int) -> None:
         tensors = TENSORS if m < 50 else tensors_up_to(D // 2)
         d = sum(size for _, size in tensors)
         G, p, timed = torch.randn(m, d), torch.full((m,), 1 / m), min(m, 3)
-        aggregate(G, [1.0] * m, tensors=tensors)
         start = clock()
         omega, axes = axes_of(G)
         axes_time, ratios, times = clock() - start, [], []
+        aggregate(G, [1.0] * m, tensors=tensors)
         for _ in range(max(1, min(3, repeats))):
             ours = seconds(aggregate, G, [1.0] * m, tensors=tensors)
             times.append(axes_time + m / timed * seconds(loops, G[:timed], p, omega, axes))
