@@ -1,23 +1,30 @@
-"""Engine speed as ratios within one run: `python benchmarks/engine.py [steps|job|memory|cross ...]`.
+"""Engine speed as ratios within one run: `python benchmarks/engine.py [steps|job|memory|cross|frameworks]`.
 
 Every figure compares with the loop one would write: plain PyTorch with all cores as threads, float images
 in memory, NCHW, an ordinary optimiser. Both sides alternate, so that a busy machine disturbs both.
+`frameworks` compares with others, in an environment of their own (benchmarks/frameworks/README.md):
+`FRAMEWORKS_PYTHON=.../bin/python python benchmarks/engine.py frameworks`.
 """
 
 import json
 import multiprocessing as mp
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedld.engine.local import one_thread, tune_process
+from fedld.engine import loop
+from fedld.engine.experiment import make_experiment
+from fedld.engine.local import WorkerPool
+from fedld.engine.processes import one_thread, tune_process
 from fedld.layout import FlatModel, Layout
 from fedld.local import LocalClient, Objective, Samples, Training
 from fedld.models import build
@@ -106,11 +113,11 @@ def native_bfloat16():
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
-def spread(values):
+def spread(values, digits=2):
     if not values:
         return "no native bfloat16 on this processor"
     low, high = min(values), max(values)
-    return f"{statistics.median(values):.2f} ({low:.2f}-{high:.2f})"
+    return f"{statistics.median(values):.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
 
 def plain_job(path, clients=10, rounds=5):
@@ -144,37 +151,107 @@ def plain_job(path, clients=10, rounds=5):
     return time.perf_counter() - start
 
 
+def job_file(folder):
+    """12,000 images of 28x28, the last 2,000 for testing."""
+    path = Path(folder) / "job.npz"
+    labels = np.random.default_rng(0).integers(0, CLASSES, 12_000)
+    split = np.where(np.arange(12_000) < 10_000, "train", "test")
+    np.savez(path, images=images(12_000, 28), labels=labels, split=split)
+    return path
+
+
+def job_command(path, out):
+    options = ["--dataset", f"npz:{path}", "--partition", "iid", "--clients", "10", "--rounds", "5"]
+    return [FEDLD, "run", *options, "--lr", "0.01", "--set", "client_losses=false", "--out", str(out)]
+
+
+def frameworks():
+    """The same whole job, end to end with start-up, in other frameworks."""
+    python, scripts = os.environ["FRAMEWORKS_PYTHON"], Path(__file__).parent / "frameworks"
+    ratios = {"flower": [], "pfl": [], "fedlab": []}
+    with tempfile.TemporaryDirectory() as folder:
+        path = job_file(folder)
+        for repeat in range(REPEATS):
+            ours = _timed(job_command(path, Path(folder) / f"run{repeat}"))
+            for name, values in ratios.items():
+                values.append(_timed([python, str(scripts / f"{name}_job.py"), str(path)]) / ours)
+            print(
+                f"fedld {ours:.1f} s;",
+                {name: f"{values[-1]:.2f}" for name, values in ratios.items()},
+                flush=True,
+            )
+    print(json.dumps({name: spread(values) for name, values in ratios.items()}, indent=1))
+
+
 def job():
     """Whole job: 10 clients x 1,000 images, small CNN, 5 rounds with evaluation."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "job.npz"
-        generator = np.random.default_rng(0)
-        split = np.where(np.arange(12_000) < 10_000, "train", "test")
-        np.savez(path, images=images(12_000, 28), labels=generator.integers(0, CLASSES, 12_000), split=split)
-        rounds, ends, overheads, starts = [], [], [], []
+        path = job_file(folder)
+        rounds, ends, starts = [], [], []
         for repeat in range(REPEATS):
             bare_end = _timed([sys.executable, __file__, "plain-job", str(path)])
             bare = plain_job(path)
             out = Path(folder) / f"run{repeat}"
-            options = ["--dataset", f"npz:{path}", "--partition", "iid", "--clients", "10", "--rounds", "5"]
-            options += ["--lr", "0.01", "--set", "client_losses=false", "--out", str(out)]
-            end = _timed([FEDLD, "run", *options])
+            end = _timed(job_command(path, out))
             lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
-            seconds = [line["seconds"] for line in lines]
-            clients = [json.loads(line) for line in (out / "clients.jsonl").read_text().splitlines()]
-            busy = sum(line["seconds"] for line in clients) / mp.cpu_count()
-            rounds.append(bare / sum(seconds[1:]) * (len(seconds) - 1) / 5)
+            seconds = [
+                line["seconds"] for line in lines
+            ]  # the last has an evaluation only, the first a start
+            steady = statistics.median(seconds[1:4])
+            rounds.append(bare / 5 / steady)
             ends.append(bare_end / end)
-            overheads.append(1 - busy / sum(seconds))
-            starts.append(end - sum(seconds) + seconds[0] - statistics.median(seconds[1:4]))
+            starts.append(end - 5 * steady - seconds[-1])
+        between, idle = overhead(path, folder)
         result = {
             "rounds, against the bare loop": spread(rounds),
             "end to end, against the bare loop's process": spread(ends),
-            "seconds from start to first round": spread(starts),
-            "share of a round that is not training (evaluation included)": spread(overheads),
+            "seconds before the first round and after the last": spread(starts),
+            "share of a round between jobs": spread(between, 3),
+            "share of a round in which workers do not compute": spread(idle, 3),
         }
         print(json.dumps(result, indent=1), flush=True)
         return result
+
+
+def overhead(path, folder, rounds=12):
+    """Shares of each round: in which no job is handed out, and in which workers do not compute.
+
+    The second also holds what one worker waits for the other, and what the machine gives to others.
+    """
+    settings = {"dataset": f"npz:{path}", "partition": "iid", "clients": 10, "rounds": rounds, "lr": 0.01}
+    marks, working, run_jobs = [], [0.0], WorkerPool.run
+
+    def timed(self, *arguments):
+        start = time.perf_counter()
+        result = run_jobs(self, *arguments)
+        working[0] += time.perf_counter() - start
+        return result
+
+    def mark(line):
+        if line["event"] == "round":
+            busy = sum(_cpu_seconds(pid) for pid in descendants(os.getpid()))
+            marks.append((time.perf_counter(), working[0], busy / mp.cpu_count()))
+
+    WorkerPool.run = timed
+    try:
+        loop.run(make_experiment(settings | {"client_losses": False}), Path(folder) / "run", progress=mark)
+    finally:
+        WorkerPool.run = run_jobs
+    pairs = list(pairwise(marks[1:-1]))  # not the start, nor the evaluation that ends the run
+    return [[1 - (b[k] - a[k]) / (b[0] - a[0]) for a, b in pairs] for k in (1, 2)]
+
+
+def _cpu_seconds(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def descendants(pid):
+    """Processes started by a process, and theirs."""
+    children = [
+        int(c) for task in Path(f"/proc/{pid}/task").glob("*/children") for c in task.read_text().split()
+    ]
+    return children + [d for child in children for d in descendants(child)]
 
 
 def _timed(command):
@@ -203,14 +280,12 @@ def memory():
 
 
 def _proportional(parent):
-    """Proportional set size of a process and its children: shared pages count once."""
+    """Proportional set size of a process and its descendants: shared pages count once."""
     total = 0
-    for status in Path("/proc").glob("[0-9]*/stat"):
+    for pid in [parent, *descendants(parent)]:
         try:
-            pid, parent_pid = int(status.parent.name), int(status.read_text().rsplit(")", 1)[1].split()[1])
-            if parent in (pid, parent_pid):
-                rollup = (status.parent / "smaps_rollup").read_text().splitlines()
-                total += sum(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            total += sum(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
         except (OSError, IndexError):
             continue
     return total
@@ -268,6 +343,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["plain-job"]:
         plain_job(sys.argv[2])
     else:
-        for name in sys.argv[1:] or ["steps", "job", "memory", "cross"]:
+        parts = {"steps": steps, "job": job, "memory": memory, "cross": cross, "frameworks": frameworks}
+        for name in sys.argv[1:] or [name for name in parts if name != "frameworks"]:
             print(f"== {name}", flush=True)
-            {"steps": steps, "job": job, "memory": memory, "cross": cross}[name]()
+            parts[name]()

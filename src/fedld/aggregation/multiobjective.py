@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import LinearConstraint, minimize, nnls
+import scipy  # loads scipy.optimize on first use: half a second that most runs never need
 
 from fedld.aggregation.rule import NO_EXTRAS, Array, Extras, GramRule, check_number, register
 
@@ -23,7 +23,7 @@ class MinNorm(GramRule):
             return p.copy()
         values, vectors = np.linalg.eigh(K / scale)
         root = np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T
-        x, _ = nnls(np.vstack([root, np.ones(len(K))]), np.append(np.zeros(len(K)), 1.0))
+        x, _ = scipy.optimize.nnls(np.vstack([root, np.ones(len(K))]), np.append(np.zeros(len(K)), 1.0))
         return np.asarray(x / x.sum())
 
 
@@ -56,13 +56,13 @@ class CAGrad(GramRule):
             norm = np.sqrt(max(float(w @ Kw), 1e-18))
             return float(p @ Kw + self.radius * norm), K @ p + self.radius * Kw / norm
 
-        found = minimize(
+        found = scipy.optimize.minimize(
             objective,
             p,
             jac=True,
             method="SLSQP",
             bounds=[(0.0, 1.0)] * len(p),
-            constraints=LinearConstraint(np.ones((1, len(p))), 1.0, 1.0),
+            constraints=scipy.optimize.LinearConstraint(np.ones((1, len(p))), 1.0, 1.0),
             options={"ftol": 1e-14, "maxiter": 500},
         )
         w = np.maximum(found.x, 0.0)

@@ -43,8 +43,8 @@ def _root(version: bool = typer.Option(False, "--version", callback=_version, is
     """Federated learning on heterogeneous data: explain, train, prove, scale."""
 
 
-def main() -> None:
-    """Entry point of `fedld`."""
+def start() -> None:
+    """Run the command that was asked for."""
     try:
         app(standalone_mode=False)
     except Interrupted as stop:

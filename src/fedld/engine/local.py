@@ -4,8 +4,6 @@ Every job is computed by one single-threaded worker from its own seeds, so resul
 many workers there are, nor on which of them took which job.
 """
 
-import ctypes
-import os
 import signal
 import time
 import traceback
@@ -19,12 +17,12 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from fedld.engine.experiment import Experiment
+from fedld.engine.processes import one_thread, processes, tune_process
 from fedld.engine.work import Arena, Job, LossJob, PersonalJob, Result, Setup, TestJob, TrainJob, Worker
 from fedld.errors import FedLDError
 from fedld.layout import Tree
 
 MAX_DEATHS = 3
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_TOP_PAD = -1, -3, -2
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ class WorkerPool:
 
     def __init__(self, setup: Setup, arena: Arena, workers: int) -> None:
         self._setup, self._arena = setup, arena
-        self._context = mp.get_context("spawn")
+        self._context: Any = processes()
         self._members = [self._start(rank) for rank in range(workers)]
 
     def _start(self, rank: int) -> "_Member":
@@ -235,32 +233,6 @@ def _serve(setup: Setup, arena: Arena, connection: Connection, rank: int) -> Non
         if common is not None:
             worker.common = common
         connection.send(attempt(worker, job))
-
-
-def tune_process() -> None:
-    """One thread; and glibc keeps freed memory: giving activations back each step costs page faults."""
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # not glibc
-        return
-    for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD):
-        mallopt(option, 256 << 20 if option == M_TOP_PAD else 1 << 30)
-
-
-class one_thread:  # noqa: N801 (a context manager, used like a function)
-    """Environment in which child processes start with one thread."""
-
-    def __enter__(self) -> None:
-        self._before = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = "1"
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is None:
-            os.environ.pop("OMP_NUM_THREADS", None)
-        else:
-            os.environ["OMP_NUM_THREADS"] = self._before
 
 
 def _describe(job: Job, setup: Setup) -> str:

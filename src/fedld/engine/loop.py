@@ -30,9 +30,9 @@ from fedld.engine.local import (
     WorkerPool,
     allocate,
     count_workers,
-    tune_process,
 )
 from fedld.engine.memory import check_memory
+from fedld.engine.processes import tune_process
 from fedld.engine.records import Line, RunDirectory, dump, read_lines, write_atomically
 from fedld.engine.states import StateStore
 from fedld.engine.work import (

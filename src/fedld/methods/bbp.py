@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 Array = NDArray[np.float64]
 
@@ -53,7 +53,9 @@ class Matching:
     def add(self, j: int) -> None:
         """Assign all neurons of client j at once (Hungarian)."""
         own = self.neurons[j]
-        chosen = linear_sum_assignment(-self.gains(j))[1] if len(self.sums) else np.arange(len(own))
+        chosen = (
+            scipy.optimize.linear_sum_assignment(-self.gains(j))[1] if len(self.sums) else np.arange(len(own))
+        )
         fresh = np.sort(chosen[chosen >= len(self.sums)])
         places = np.where(chosen < len(self.sums), chosen, len(self.sums) + np.searchsorted(fresh, chosen))
         self.sums = np.vstack([self.sums, np.zeros((len(fresh), own.shape[1]))])

@@ -3,8 +3,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import scipy
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedld.methods.base import Card, Server
@@ -39,7 +39,7 @@ class GAMF(NeuronMatching):
                     M = affinity(own, P, mean, level)
                     P[level + 1] = sinkhorn(M / M.abs().max().clamp(min=1e-30) / tau, self.iterations)
             mean = _mean([aligned(own, P) for own, P in zip(clients, soft, strict=True)])
-        hard = [[linear_sum_assignment(-p.T.numpy())[1] for p in P[1:-1]] for P in soft]
+        hard = [[scipy.optimize.linear_sum_assignment(-p.T.numpy())[1] for p in P[1:-1]] for P in soft]
         return [[np.asarray(order, dtype=np.int64) for order in own] for own in hard]
 
 

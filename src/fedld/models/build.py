@@ -49,7 +49,10 @@ def build(
             layer = norm_layer("group" if name.endswith(GROUP_NORM) else norm)
             constructor = _NORMALISED[name.removesuffix(GROUP_NORM)]
             model = constructor(classes=classes, channels=channels, norm=layer)
-    return initialise(model.to_empty(device="cpu"), seed)
+    # Not `to_empty`: it imports sympy, half a second in every process.
+    empty = {key: torch.empty(value.shape, dtype=value.dtype) for key, value in model.state_dict().items()}
+    model.load_state_dict(empty, assign=True)
+    return initialise(model, seed)
 
 
 def initialise(model: Model, seed: int) -> Model:

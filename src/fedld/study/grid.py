@@ -4,6 +4,7 @@ A run does not depend on the number of workers, so running whole runs side by si
 as one run on all cores, and nobody waits at the end of a round.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -12,11 +13,9 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import torch.multiprocessing as mp
-
 from fedld.engine import loop
 from fedld.engine.experiment import Experiment
-from fedld.engine.local import one_thread, tune_process
+from fedld.engine.processes import one_thread, processes, tune_process
 from fedld.engine.records import Line
 from fedld.errors import FedLDError
 
@@ -41,8 +40,8 @@ def run_cell(cell: Cell, progress: Callable[[Line], None]) -> Line:
 
 def run_grid(cells: Sequence[Cell], *, jobs: int | None, progress: Callable[[Line], None]) -> list[Line]:
     """Summaries of all cells, in order; finished ones are not run again."""
-    context = mp.get_context("spawn")
-    jobs = min(jobs or mp.cpu_count(), len(cells))
+    context: Any = processes()
+    jobs = min(jobs or os.cpu_count() or 1, len(cells))
     events: Any = context.Queue()
     listener = Thread(target=_listen, args=(events, progress), daemon=True)
     listener.start()

@@ -32,7 +32,7 @@ from fedld.engine.flower.wire import (
     tree,
     unpack,
 )
-from fedld.engine.local import tune_process
+from fedld.engine.processes import tune_process
 from fedld.engine.states import StateStore
 from fedld.engine.work import (
     Arena,

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from fedld.engine.local import tune_process
+from fedld.engine.processes import tune_process
 from fedld.errors import FedLDError
 from fedld.models import build
 

@@ -1,0 +1,59 @@
+"""Processes of one thread each, forked from a server process that has torch loaded.
+
+Importing torch takes longer than a round of a small study. The server imports it once, while the main process
+imports it too, and has run nothing that a fork could break.
+"""
+
+import ctypes
+import os
+from multiprocessing import forkserver, get_all_start_methods, get_context
+from multiprocessing.context import BaseContext
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_TOP_PAD = -1, -3, -2
+
+
+def processes() -> BaseContext:
+    """How worker processes start: by the fork server, or anew where there is none (Windows).
+
+    Start them within `one_thread()`.
+    """
+    if "forkserver" not in get_all_start_methods():
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["fedld.engine.work"])
+    return context
+
+
+def warm_up() -> None:
+    """Start the server now, so that it imports while this process does."""
+    if processes().get_start_method() == "forkserver":
+        with one_thread():
+            forkserver.ensure_running()
+
+
+def tune_process() -> None:
+    """One thread; and glibc keeps freed memory: giving activations back each step costs page faults."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # not glibc
+        return
+    for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD):
+        mallopt(option, 256 << 20 if option == M_TOP_PAD else 1 << 30)
+
+
+class one_thread:  # noqa: N801 (a context manager, used like a function)
+    """Environment in which child processes start with one thread."""
+
+    def __enter__(self) -> None:
+        self._before = os.environ.get("OMP_NUM_THREADS")
+        os.environ["OMP_NUM_THREADS"] = "1"
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is None:
+            os.environ.pop("OMP_NUM_THREADS", None)
+        else:
+            os.environ["OMP_NUM_THREADS"] = self._before
