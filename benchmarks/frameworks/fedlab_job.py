@@ -1,9 +1,13 @@
 """The job in FedLab's standalone pipeline: `python fedlab_job.py FILE.npz`."""
 
 import sys
+from unittest.mock import MagicMock
 
 import torch
 from common import BATCH, CLIENTS, LR, MOMENTUM, ROUNDS, load, network
+
+# FedLab's package imports torchvision for datasets that this job does not use.
+sys.modules["torchvision"] = MagicMock()
 from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.core.standalone import StandalonePipeline

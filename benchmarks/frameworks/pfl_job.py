@@ -11,7 +11,7 @@ from pfl.algorithm.base import (
     NNAlgorithmParams,
 )
 from pfl.algorithm.federated_averaging import FederatedAveraging
-from pfl.callback import CentralEvaluationCallback
+from pfl.callback.central_evaluation import CentralEvaluationCallback
 from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.data.sampling import get_user_sampler
@@ -49,14 +49,15 @@ def main(path):
     optimiser = torch.optim.SGD(network_.parameters(), lr=1.0)
     model = PyTorchModel(
         network_,
-        local_optimizer_create=lambda p, learning_rate: torch.optim.SGD(
-            p, lr=learning_rate, momentum=MOMENTUM
-        ),
+        local_optimizer_create=lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=MOMENTUM),
         central_optimizer=optimiser,
     )
     local = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR, local_batch_size=BATCH)
     params = NNAlgorithmParams(
-        central_num_iterations=ROUNDS, evaluation_frequency=1, train_cohort_size=CLIENTS, val_cohort_size=0
+        central_num_iterations=ROUNDS,
+        evaluation_frequency=ROUNDS,  # on the clients: only in the first round
+        train_cohort_size=CLIENTS,
+        val_cohort_size=0,
     )
     backend = SimulatedBackend(training_data=training, val_data=training)
     callback = CentralEvaluationCallback(

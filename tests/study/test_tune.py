@@ -39,6 +39,22 @@ def test_a_search_is_repeatable_and_its_recommendation_runs(tmp_path):
     assert summary["final_accuracy"] > 0
 
 
+def test_a_grid_is_searched_whole_and_a_stopped_search_continues(tmp_path):
+    grid = {"lr": (0.02, 0.1)}
+    first = tune(SETTINGS, tmp_path / "a", minutes=5, trials=1, grid=grid)
+    with pytest.raises(FedLDError, match="already holds a search"):
+        tune(SETTINGS, tmp_path / "a", minutes=5, grid=grid)
+    done = (tmp_path / "a/trials/000-seed0/summary.json").stat().st_mtime_ns
+    whole = tune(SETTINGS, tmp_path / "a", minutes=5, grid=grid, resume=True)
+    assert sorted(trial.values["lr"] for trial in whole.trials) == [0.02, 0.1]
+    assert whole.trials[0].accuracy == first.trials[0].accuracy
+    assert (tmp_path / "a/trials/000-seed0/summary.json").stat().st_mtime_ns == done
+    with pytest.raises(FedLDError, match="no 'mu' to tune"):
+        tune(SETTINGS, tmp_path / "b", minutes=5, grid={"mu": (0.1,)})
+    asked = ["tune", "--dataset", "digits", "--grid", "lr=fast", "--out", str(tmp_path / "c")]
+    assert "--grid wants NAME=NUMBER" in str(CliRunner().invoke(app, asked).exception)
+
+
 def test_dials_follow_the_method():
     assert set(dials_of(SETTINGS)) == {"lr", "lam", "components"}
     assert set(dials_of(SETTINGS | {"method": "fedprox"})) == {"lr", "mu"}

@@ -11,6 +11,7 @@ from fedld.cli.compare import parse_seeds
 from fedld.cli.progress import console
 from fedld.cli.settings import with_settings
 from fedld.engine.records import dump
+from fedld.errors import FedLDError
 
 
 @with_settings()
@@ -23,6 +24,10 @@ def tune(
     seeds: Annotated[str, typer.Option(help="seeds of every trial, separated by commas")] = "0",
     fraction: Annotated[float, typer.Option(help="share of the training images held out")] = 0.2,
     only: Annotated[str | None, typer.Option(help="some of lr, lam, components, mu; default: all")] = None,
+    grid: Annotated[
+        list[str] | None, typer.Option(help="try these values and no others: lr=0.01,0.03,0.1; repeatable")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue the search in --out")] = False,
     out: Annotated[Path, typer.Option(help="folder of tuned.toml and tune.json")] = Path("runs/tune"),
     json: Annotated[bool, typer.Option("--json", help="print all trials as JSON")] = False,
 ) -> None:
@@ -43,6 +48,8 @@ def tune(
         seeds=parse_seeds(seeds),
         fraction=fraction,
         only=None if only is None else [name.strip() for name in only.split(",")],
+        grid=dict(parse_grid(part) for part in grid) if grid else None,
+        resume=resume,
         command=shlex.join(["fedld", *sys.argv[1:]]),
         progress=show,
     )
@@ -51,3 +58,16 @@ def tune(
     else:
         typer.echo(f"best of {len(tuned.trials)} trials: {tuned.best.accuracy:.4f} on validation images")
         typer.echo(f"use it: fedld run --config {out / 'tuned.toml'}")
+
+
+def parse_grid(part: str) -> tuple[str, tuple[float, ...]]:
+    """Name and values of one part of a grid.
+
+    >>> parse_grid("lr=0.01,0.1")
+    ('lr', (0.01, 0.1))
+    """
+    name, _, values = part.partition("=")
+    try:
+        return name.strip(), tuple(float(value) for value in values.split(","))
+    except ValueError:
+        raise FedLDError(f"--grid wants NAME=NUMBER,NUMBER, not '{part}'") from None

@@ -29,13 +29,13 @@ class Cell:
     path: Path
 
 
-def run_cell(cell: Cell, progress: Callable[[Line], None]) -> Line:
+def run_cell(cell: Cell, progress: Callable[[Line], None], engine: loop.Engine = loop.LOCAL) -> Line:
     """Run a cell, continue it, or give the summary of a finished one."""
     if (cell.path / "config.toml").exists():
         if (cell.path / "config.toml").read_text() != cell.experiment.to_toml():
             raise FedLDError(f"'{cell.path}' holds a run with other settings: choose another --out")
-        return loop.resume(cell.path, progress=progress)
-    return loop.run(cell.experiment, cell.path, progress=progress)
+        return loop.resume(cell.path, progress=progress, engine=engine)
+    return loop.run(cell.experiment, cell.path, progress=progress, engine=engine)
 
 
 def run_grid(cells: Sequence[Cell], *, jobs: int | None, progress: Callable[[Line], None]) -> list[Line]:

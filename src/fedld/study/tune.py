@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,17 +16,19 @@ from fedld.engine.records import write_atomically
 from fedld.errors import FedLDError, nearest
 from fedld.local import OBJECTIVES
 from fedld.registry import options_of
+from fedld.study.grid import Cell, run_cell
 
 Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Dial:
-    """One number to search."""
+    """One number to search: between two ends, or among given values."""
 
     low: float
     high: float
     step: float | None = None  # None: searched on a logarithmic scale
+    values: tuple[float, ...] = ()
 
 
 DIALS = {
@@ -131,21 +133,27 @@ def tune(
     seeds: Sequence[int] = (0,),
     fraction: float = 0.2,
     only: Sequence[str] | None = None,
+    grid: dict[str, tuple[float, ...]] | None = None,
+    resume: bool = False,
     command: str = "",
     progress: Callable[[Trial], None] = lambda trial: None,
 ) -> Tuned:
     """Search until the minutes (or trials) are spent; write tune.json and tuned.toml.
 
     The first trial is the settings as they are, so the recommendation is never worse than them on the
-    validation images.
+    validation images. With a `grid`, the trials are all its combinations and nothing else. The search is
+    seeded, so a resumed one asks the same questions again and finds the answers of its finished trials.
     """
     optuna = _optuna()
-    dials, done = dials_of(settings, only), []
-    if (out / "tune.json").exists() or (out / "trials").exists():
-        raise FedLDError(f"'{out}' already holds a search: choose another --out")
+    dials, done = dials_of(settings, list(grid) if grid else only), []
+    if (out / "trials").exists() and not resume:
+        raise FedLDError(f"'{out}' already holds a search: choose another --out, or finish it with --resume")
+    if grid:
+        dials = {name: replace(dials[name], values=values) for name, values in grid.items()}
 
     def objective(choice: Any) -> float:
-        values = {name: _suggest(choice, name, dial) for name, dial in dials.items()} if choice.number else {}
+        asked = grid or choice.number
+        values = {name: _suggest(choice, name, dial) for name, dial in dials.items()} if asked else {}
         trial = _try(apply(settings, values), values, choice.number, out / "trials", seeds, fraction)
         done.append(trial)
         progress(trial)
@@ -153,7 +161,9 @@ def tune(
             raise optuna.TrialPruned(trial.error)
         return trial.accuracy
 
-    search = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seeds[0]))
+    samplers = optuna.samplers
+    sampler = samplers.GridSampler(grid, seed=seeds[0]) if grid else samplers.TPESampler(seed=seeds[0])
+    search = optuna.create_study(direction="maximize", sampler=sampler)
     search.optimize(objective, n_trials=trials, timeout=60 * minutes)
     good = [trial for trial in done if trial.accuracy is not None]
     if not good:
@@ -173,9 +183,9 @@ def _try(
     start = time.perf_counter()
     accuracies: list[float] = []
     for seed in seeds:
-        experiment = make_experiment(settings | {"seed": seed})
+        cell = Cell("trial", make_experiment(settings | {"seed": seed}), folder / f"{number:03d}-seed{seed}")
         try:
-            summary = loop.run(experiment, folder / f"{number:03d}-seed{seed}", engine=Validation(part))
+            summary = run_cell(cell, loop.quiet, Validation(part))
         except FedLDError as error:
             return Trial(number, values, None, time.perf_counter() - start, str(error))
         key = "last5_accuracy" if "last5_accuracy" in summary else "personal_last5_accuracy"
@@ -184,6 +194,8 @@ def _try(
 
 
 def _suggest(choice: Any, name: str, dial: Dial) -> float:
+    if dial.values:
+        return float(choice.suggest_categorical(name, dial.values))
     return float(choice.suggest_float(name, dial.low, dial.high, step=dial.step, log=dial.step is None))
 
 
