@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedld.engine import loop
 from fedld.engine.experiment import make_experiment
@@ -92,17 +93,41 @@ def _worker(name, size, steps, bfloat16, barrier, queue):
     queue.put(steps / (time.perf_counter() - start))
 
 
+def sgemm_rate():
+    """Flop/s of a large float32 product on all cores: the peak that training is measured against."""
+    torch.set_num_threads(mp.cpu_count())
+    a, best = torch.randn(2048, 2048), float("inf")
+    for _ in range(7):
+        start = time.perf_counter()
+        torch.mm(a, a)
+        best = min(best, time.perf_counter() - start)
+    return 2 * 2048**3 / best
+
+
+def step_flops(name, size):
+    """Multiplications and additions of one training step, counted by torch."""
+    model = build(name, classes=CLASSES, image_size=size, seed=0).train()
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(BATCH, 3, size, size)).sum().backward()
+    return counter.get_total_flops()
+
+
 def steps():
     """Training steps alone."""
-    table = {}
+    table, peak = {}, sgemm_rate()
+    print(f"sgemm {peak / 1e9:.0f} Gflop/s on {mp.cpu_count()} threads", flush=True)
     for case, (name, size, count) in CASES.items():
-        rows = {"float32": [], "bfloat16": []}
+        rows, flops = {"float32": [], "bfloat16": []}, step_flops(name, size)
+        shares = []
         for _ in range(REPEATS):
             plain = plain_steps(name, size, count)
-            rows["float32"].append(our_steps(name, size, count, False) / plain)
+            ours = our_steps(name, size, count, False)
+            rows["float32"].append(ours / plain)
+            shares.append(ours * flops / peak)
             if native_bfloat16():
                 rows["bfloat16"].append(our_steps(name, size, count, True) / plain)
         table[case] = {key: spread(values) for key, values in rows.items()}
+        table[case]["share of sgemm"] = spread(shares)
         print(case, table[case], flush=True)
     return table
 

@@ -9,9 +9,17 @@ ALL=$RULES,fedld-official,fedld-smooth,fedprox,fedbn,fedpac,fedgh,local,central
 
 study() { # name, table, data, options
     name=$1 table=$2 data=$3; shift 3
-    fedld reproduce "$table" --dataset "npz:$DATA/$data/$data.npz" $PAPER --image-size 24 --resume --out "$OUT/$name" "$@"
+    fedld reproduce "$table" --dataset "npz:$DATA/$data/$data.npz" $PAPER --resume --out "$OUT/$name" "$@"
 }
 
-# COVID-FL by site, two learning rates
-study covid-lr0.05 table1 covidfl96 --splits covid-fl --rounds 25 --lr 0.05 --methods $ALL --decompose 25 --decompose-samples 40
-study covid-lr0.01 table1 covidfl96 --splits covid-fl --rounds 25 --lr 0.01 --methods $RULES --decompose 25 --decompose-samples 40
+# The rules, at two learning rates: COVID-FL by site, Retina as Dirichlet 0.5 (the whole file, not its published lists)
+COVID="table1 covidfl96 --splits covid-fl --image-size 24 --rounds 25 --decompose 25 --decompose-samples 40"
+for lr in 0.05 0.01; do
+    study covid-rules-lr$lr $COVID --lr $lr --methods $RULES
+    fedld compare --dataset "npz:$DATA/retina_kaggle96/retina_kaggle96.npz" $PAPER --model resnet8 --image-size 32 \
+        --partition dirichlet --set alpha=0.5 --clients 5 --rounds 20 --lr $lr --methods $RULES --seeds 0,1,2 \
+        --set client_losses=false --decompose 20 --decompose-samples 100 --resume --out "$OUT/retina-rules-lr$lr"
+done
+
+# Table 1 on COVID-FL by site, all methods
+study covid-lr0.05 $COVID --lr 0.05 --methods $ALL

@@ -49,7 +49,7 @@ class Experiment(BaseModel):
     rounds: Count = 15
     local_epochs: Count = 1
     batch_size: Count = 50
-    lr: Positive = 0.05
+    lr: Positive = 0.02
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: NonNegative = 0.0
     buffers: Literal["global", "local", "frozen"] = "global"

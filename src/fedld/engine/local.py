@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from fedld.engine.experiment import Experiment
-from fedld.engine.processes import one_thread, processes, tune_process
+from fedld.engine.processes import end_with_parent, one_thread, processes, tune_process
 from fedld.engine.work import Arena, Job, LossJob, PersonalJob, Result, Setup, TestJob, TrainJob, Worker
 from fedld.errors import FedLDError
 from fedld.layout import Tree
@@ -221,6 +221,7 @@ class _Member:
 def _serve(setup: Setup, arena: Arena, connection: Connection, rank: int) -> None:
     """A worker process: do jobs until the parent goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
     tune_process()
     if setup.experiment.device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())

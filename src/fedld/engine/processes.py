@@ -6,8 +6,9 @@ imports it too, and has run nothing that a fork could break.
 
 import ctypes
 import os
-from multiprocessing import forkserver, get_all_start_methods, get_context
+from multiprocessing import forkserver, get_all_start_methods, get_context, parent_process
 from multiprocessing.context import BaseContext
+from threading import Thread
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_TOP_PAD = -1, -3, -2
 
@@ -29,6 +30,18 @@ def warm_up() -> None:
     if processes().get_start_method() == "forkserver":
         with one_thread():
             forkserver.ensure_running()
+
+
+def end_with_parent() -> None:
+    """End this process when the one that asked for it ends, however it ends: nobody wants its work then."""
+
+    def watch() -> None:
+        parent = parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def tune_process() -> None:

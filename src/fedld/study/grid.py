@@ -15,7 +15,7 @@ from typing import Any
 
 from fedld.engine import loop
 from fedld.engine.experiment import Experiment
-from fedld.engine.processes import one_thread, processes, tune_process
+from fedld.engine.processes import end_with_parent, one_thread, processes, tune_process
 from fedld.engine.records import Line
 from fedld.errors import FedLDError
 
@@ -73,6 +73,7 @@ _events: Any = None
 def _begin(events: Any) -> None:
     global _events
     _events = events
+    end_with_parent()
     tune_process()
 
 
