@@ -18,6 +18,7 @@ import torch
 from fedld.engine import loop
 from fedld.engine.loop import resume, run
 from fedld.engine.records import RunDirectory
+from fedld.engine.setup import Local
 from fedld.errors import FedLDError
 from fedld.local import LocalClient, Reply
 from fedld.methods import METHODS, FedAvg, Method
@@ -78,8 +79,8 @@ def test_workers_killed_at_random_moments_change_nothing(small, tmp_path, conten
     settings = {"rounds": 40}
     run(small(**settings), tmp_path / "whole")
     pools = []
-    start = loop.Local.backend
-    monkeypatch.setattr(loop.Local, "backend", lambda *a: pools.append(start(*a)) or pools[-1])
+    start = Local.backend
+    monkeypatch.setattr(Local, "backend", lambda *a: pools.append(start(*a)) or pools[-1])
     kills, stop, draws = [], threading.Event(), random.Random(3)
 
     def killer():

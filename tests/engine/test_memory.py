@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from fedld.engine import memory
-from fedld.engine.loop import prepare, run
+from fedld.engine.loop import run
+from fedld.engine.setup import prepare
 from fedld.errors import FedLDError
 
 

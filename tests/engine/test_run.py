@@ -8,7 +8,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedld.data import load
-from fedld.engine.loop import run, sample
+from fedld.engine.loop import run
+from fedld.engine.setup import sample
 from fedld.engine.work import initial_model
 from fedld.errors import FedLDError
 

@@ -10,7 +10,8 @@ import torch
 
 from fedld.cli.methods import describe, methods
 from fedld.engine.experiment import make_experiment
-from fedld.engine.loop import prepare, run, sample
+from fedld.engine.loop import run
+from fedld.engine.setup import prepare, sample
 from fedld.errors import FedLDError
 from fedld.methods import METHODS, Card, Method
 

@@ -4,82 +4,31 @@ Evaluating the model of round t and training for round t+1 both start from the s
 go to the workers together: nobody waits for an evaluation.
 """
 
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-import numpy as np
-import torch
 from safetensors.torch import save
 
 from fedld import __version__
-from fedld.data import Federation, load
 from fedld.engine import cross
 from fedld.engine.checkpoint import Checkpoint, kept_states, load_checkpoint, save_checkpoint
 from fedld.engine.cross import Member
 from fedld.engine.evaluation import evaluation_jobs, evaluation_line, predictions
 from fedld.engine.experiment import Experiment, make_experiment, read_toml
 from fedld.engine.lines import client_lines, exclusion, round_line, traffic
-from fedld.engine.local import (
-    Backend,
-    Failure,
-    InProcess,
-    WorkerPool,
-    allocate,
-    count_workers,
-)
-from fedld.engine.memory import check_memory
+from fedld.engine.local import Failure, allocate
 from fedld.engine.processes import tune_process
 from fedld.engine.records import Line, RunDirectory, dump, read_lines, write_atomically
+from fedld.engine.setup import LOCAL, Engine, prepare, sample
 from fedld.engine.states import StateStore
-from fedld.engine.work import (
-    Arena,
-    Incoming,
-    Job,
-    LossJob,
-    Setup,
-    Sums,
-    Trained,
-    TrainJob,
-    initial_model,
-    make_layout,
-)
+from fedld.engine.summary import environment, summarise
+from fedld.engine.work import Incoming, Job, LossJob, Setup, Sums, Trained, TrainJob
 from fedld.errors import FedLDError
 from fedld.methods import Replies, Server
-from fedld.seeds import numpy_generator
 
 Progress = Callable[[Line], None]
-
-
-class Engine(Protocol):
-    """Where a run happens: whose data it trains on and who does the work."""
-
-    def federation(self, experiment: Experiment) -> Federation:
-        """The clients and the test set."""
-        ...
-
-    def backend(self, setup: Setup, arena: Arena) -> Backend:
-        """Who runs the jobs."""
-        ...
-
-
-class Local:
-    """This machine: the dataset's clients, worker processes (or this process when `workers` is 0)."""
-
-    def federation(self, experiment: Experiment) -> Federation:
-        """The dataset, divided among clients."""
-        return load(experiment.data_spec())
-
-    def backend(self, setup: Setup, arena: Arena) -> Backend:
-        """Persistent workers, one a core unless told."""
-        workers = count_workers(setup.experiment)
-        return WorkerPool(setup, arena, workers) if workers else InProcess(setup, arena)
-
-
-LOCAL = Local()
 
 
 class Interrupted(FedLDError):  # noqa: N818 (not an error of anybody's)
@@ -126,30 +75,6 @@ def resume(
         return Run(setup, server, directory, progress, engine, checkpoint).go()
     finally:
         directory.close()
-
-
-def prepare(experiment: Experiment, states: Path, engine: Engine = LOCAL) -> tuple[Setup, Server]:
-    """Data, method and model of an experiment, checked; and the server's first state."""
-    method = experiment.make_method()
-    federation = method.federation(engine.federation(experiment))
-    rows = len(sample(experiment, len(federation.clients), 1))
-    model = initial_model(experiment, method, federation)
-    layout = make_layout(experiment, method, model)
-    server = method.init(layout.flatten(model), layout, len(federation.clients))
-    setup = Setup(experiment, method, federation, layout, states)
-    check_memory(setup, rows, count_workers(experiment))
-    return setup, server
-
-
-def sample(experiment: Experiment, clients: int, round_: int) -> list[int]:
-    """The clients of a round, by number or rate, from the round's own generator."""
-    if clients == 1:
-        return [0]  # pooled data has nobody to leave out
-    wanted = experiment.sample_clients or max(1, round(experiment.sample_rate * clients))
-    if wanted > clients:
-        raise FedLDError(f"cannot sample {wanted} of {clients} clients")
-    generator = numpy_generator(experiment.seed, "sample", round_)
-    return sorted(int(i) for i in generator.choice(clients, wanted, replace=False))
 
 
 class Run:
@@ -353,27 +278,3 @@ class Run:
         }
         write_atomically(path / "summary.json", dump(summary).encode() + b"\n")
         return summary
-
-
-def environment() -> Line:
-    """The machine and the libraries that computed the result."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-    }
-
-
-def summarise(rounds: list[Line]) -> Line:
-    """Final, last-five and best accuracy of the global model, and apart, of the personalised ones."""
-    out: Line = {}
-    for key, prefix in (("accuracy", ""), ("personal_accuracy", "personal_")):
-        series = [line[key] for line in rounds if line.get(key) is not None]
-        if series:
-            out[f"{prefix}final_accuracy"] = series[-1]
-            out[f"{prefix}last5_accuracy"] = float(np.mean(series[-5:]))
-            out[f"{prefix}best_accuracy"] = max(series)
-    last = rounds[-1]
-    out |= {f"final_{key}": last.get(key) for key in ("auroc", "balanced_accuracy", "loss", "ece")}
-    return out | {key: sum(line[key] for line in rounds) for key in ("bytes_up", "bytes_down")}

@@ -17,6 +17,7 @@ from fedld.engine import loop
 from fedld.engine.experiment import Experiment
 from fedld.engine.processes import end_with_parent, one_thread, processes, tune_process
 from fedld.engine.records import Line
+from fedld.engine.setup import LOCAL, Engine
 from fedld.errors import FedLDError
 
 
@@ -29,7 +30,7 @@ class Cell:
     path: Path
 
 
-def run_cell(cell: Cell, progress: Callable[[Line], None], engine: loop.Engine = loop.LOCAL) -> Line:
+def run_cell(cell: Cell, progress: Callable[[Line], None], engine: Engine = LOCAL) -> Line:
     """Run a cell, continue it, or give the summary of a finished one."""
     if (cell.path / "config.toml").exists():
         if (cell.path / "config.toml").read_text() != cell.experiment.to_toml():

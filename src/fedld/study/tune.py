@@ -13,6 +13,7 @@ from fedld.data import Federation
 from fedld.engine import loop
 from fedld.engine.experiment import Experiment, make_experiment
 from fedld.engine.records import write_atomically
+from fedld.engine.setup import Local
 from fedld.errors import FedLDError, nearest
 from fedld.local import OBJECTIVES
 from fedld.registry import options_of
@@ -40,7 +41,7 @@ DIALS = {
 
 
 @dataclass(frozen=True)
-class Validation(loop.Local):
+class Validation(Local):
     """This machine, with a part of every client's training images as the test set."""
 
     fraction: float = 0.2
