@@ -1,3 +1,6 @@
+import os
+import time
+
 import numpy as np
 import pytest
 
@@ -185,3 +188,12 @@ def test_bad_files_are_named(arrays, tmp_path):
     assert "single array" in trouble(tmp_path / "one.npy")
     file.write_bytes(b"")
     assert "not a readable npz" in trouble(file)
+
+
+def test_what_a_killed_build_left_behind_is_removed_after_a_day(arrays, open_npz, tmp_path):
+    (tmp_path / "cache").mkdir()
+    for name, age in ((".build-old", 90_000), (".build-new", 60)):
+        (tmp_path / "cache" / name).mkdir()
+        os.utime(tmp_path / "cache" / name, (time.time() - age,) * 2)
+    open_npz(arrays)
+    assert [folder.name for folder in (tmp_path / "cache").glob(".build-*")] == [".build-new"]

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from fedld.errors import FedLDError
 
 FORMAT = 1  # part of every fingerprint: raise it when the layout or the decoding changes
+DAY = 86400.0
 Text = NDArray[np.str_]
 Build = Callable[[Path], None]
 
@@ -88,6 +90,7 @@ def cached(root: Path, name: str, key: str, build: Build) -> Table:
     """Open entry `name`-`key`, building it first where it is absent; safe if two processes race."""
     folder = root / f"{name}-{key[:20]}"
     if not folder.exists():
+        _sweep(root)
         aside = Path(tempfile.mkdtemp(prefix=".build-", dir=root))
         try:
             build(aside)
@@ -98,6 +101,13 @@ def cached(root: Path, name: str, key: str, build: Build) -> Table:
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     return read_table(folder)
+
+
+def _sweep(root: Path) -> None:
+    """Remove what builds that were killed left behind: anything that is a day old."""
+    for folder in root.glob(".build-*"):
+        if time.time() - folder.stat().st_mtime > DAY:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_table(
