@@ -17,13 +17,13 @@ study() { # name, table, data, options
 COVID="table1 covidfl96 --splits covid-fl --image-size 24 --rounds 25 --decompose 25 --decompose-samples 40"
 retina() {
     fedld compare --dataset "npz:$DATA/retina_kaggle96/retina_kaggle96.npz" $PAPER --model resnet8 --image-size 32 \
-        --partition dirichlet --set alpha=0.5 --clients 5 --rounds 20 --lr $1 --methods $FOUR --seeds 0,1,2 \
+        --partition dirichlet --set alpha=0.5 --clients 5 --rounds 20 --lr $1 --methods $2 --seeds 0,1,2 \
         --set client_losses=false --decompose 20 --decompose-samples 100 --resume --out "$OUT/retina-rules-lr$1"
 }
 study covid-rules-lr0.05 $COVID --lr 0.05 --methods $RULES
-retina 0.05
+retina 0.05 $RULES
 study covid-rules-lr0.01 $COVID --lr 0.01 --methods $FOUR
-retina 0.01
+retina 0.01 $FOUR
 
 # Table 1 on COVID-FL by site, all methods
 study covid-lr0.05 $COVID --lr 0.05 --methods $ALL
