@@ -99,8 +99,9 @@ def run_study(
     for cell, summary in zip(cells, summaries, strict=True):
         grouped.setdefault(cell.label, []).append(summary)
     table = make_table(study.name, grouped, study.baseline)
-    write_atomically(out / "table.json", json.dumps(table.to_json(), indent=1).encode())
-    write_atomically(out / "table.md", table.to_markdown().encode())
+    made = {"command": study.command}
+    write_atomically(out / "table.json", json.dumps(table.to_json() | made, indent=1).encode())
+    write_atomically(out / "table.md", f"{table.to_markdown()}\nMade by `{study.command}`.\n".encode())
     write_report([out], out / "report.html")
     return table
 
