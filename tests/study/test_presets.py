@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from fedld.cli import app
 from fedld.engine.experiment import make_experiment
 from fedld.errors import FedLDError
+from fedld.methods import METHODS
 from fedld.study.compare import of_one_method, plan
 from fedld.study.presets import names, read_preset
 
@@ -61,13 +62,14 @@ def test_there_are_five_experiments_in_two_scales():
 def test_every_preset_is_valid_for_one_method_and_for_many(name):
     settings = read_preset(name)
     one = make_experiment(of_one_method(settings))
-    study = plan(settings, ["fedavg", "fedld", "fedld-official"], [0], command="x")
-    fedavg, fedld, official = (experiment for _, experiment in study.cells)
+    family = [method for method in METHODS if method.startswith("fedld-")]
+    study = plan(settings, ["fedavg", "fedld", *family], [0], command="x")
+    fedavg, fedld, *relatives = (experiment for _, experiment in study.cells)
     assert one.make_method() == fedld.make_method()
     assert fedavg.make_method().objective != fedld.make_method().objective
     stem, _, scale = name.rpartition("-")
     lam = LAMBDAS.get(stem, 0.03)
-    assert fedld.make_method().objective.lam == official.make_method().objective.lam == lam
+    assert {experiment.make_method().objective.lam for experiment in (fedld, *relatives)} == {lam}
     if scale == "paper":
         shared = (one.model, one.rounds, one.momentum, one.weight_decay, one.batch_size, one.image_size)
         assert shared == ("resnet50", 200, 0.5, 5e-4, 50, 384)
