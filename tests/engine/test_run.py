@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -146,3 +148,35 @@ def test_an_estimated_decomposition_comes_with_standard_errors(small, tmp_path):
     assert 0 < line["shift_loss_error"] < 1
     z = np.subtract(estimate["cross_loss"], exact["cross_loss"]) / np.array(estimate["standard_errors"])
     assert 0.01 < np.abs(z).mean() < 2.5
+
+
+SCRIPT = """
+from dataclasses import dataclass
+from pathlib import Path
+from fedld.engine.experiment import make_experiment
+from fedld.engine.loop import run
+{own}
+settings = {{"method": "{name}", "rounds": 1, "dataset": "digits", "clients": 2, "workers": 1}}
+{guard}print(run(make_experiment(settings), Path("out"))["rounds"])
+"""
+OWN = """
+from fedld.methods import METHODS, FedAvg
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    pass
+METHODS["mine"] = Mine()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "guard", "says"),
+    [
+        ("fedavg", "", "", "1"),
+        ("mine", OWN, "if __name__ == '__main__': ", "1"),
+        ("mine", OWN, "", "outside `if __name__ == '__main__':`"),
+    ],
+)
+def test_a_script_runs_with_workers(name, own, guard, says, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT.format(name=name, own=own, guard=guard))
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert says in (done.stdout + done.stderr).splitlines()[-1], done.stderr

@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from fedld.engine.experiment import Experiment
-from fedld.engine.processes import end_with_parent, one_thread, processes, tune_process
+from fedld.engine.processes import end_with_parent, one_thread, processes, tune_process, without_main
 from fedld.engine.work import Arena, Job, LossJob, PersonalJob, Result, Setup, TestJob, TrainJob, Worker
 from fedld.errors import FedLDError
 from fedld.layout import Tree
@@ -120,7 +120,8 @@ class WorkerPool:
 
     def _start(self, rank: int) -> "_Member":
         ours, theirs = self._context.Pipe()
-        with one_thread():
+        method = self._setup.method
+        with one_thread(), without_main(method, method.objective, method.rule):
             process = self._context.Process(
                 target=_serve, args=(self._setup, self._arena, theirs, rank), daemon=True
             )
@@ -158,7 +159,10 @@ class WorkerPool:
                     deaths += 1
                     if deaths > MAX_DEATHS * len(self._members):
                         job = _describe(jobs[index], self._setup)
-                        raise FedLDError(f"workers keep dying on {job}: is there enough memory?") from None
+                        raise FedLDError(
+                            f"workers keep dying on {job}: too little memory, or a script with a method of "
+                            "its own that starts the run outside `if __name__ == '__main__':`"
+                        ) from None
                     waiting.append(index)
                     member.process.join(5)
                     self._members[k] = replace(self._start(k), common=common)

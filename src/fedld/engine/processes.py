@@ -6,6 +6,9 @@ imports it too, and has run nothing that a fork could break.
 
 import ctypes
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver, get_all_start_methods, get_context, parent_process
 from multiprocessing.context import BaseContext
 from threading import Thread
@@ -30,6 +33,25 @@ def warm_up() -> None:
     if processes().get_start_method() == "forkserver":
         with one_thread():
             forkserver.ensure_running()
+
+
+@contextmanager
+def without_main(*needed: object) -> Iterator[None]:
+    """Children that start here do not import the calling script, unless something they get is defined in it.
+
+    So a script needs no `if __name__ == "__main__":` to run an experiment; one with a method of its own does.
+    """
+    main = sys.modules["__main__"]
+    if any(type(part).__module__ == "__main__" for part in needed):
+        yield
+        return
+    saved = {name: getattr(main, name) for name in ("__spec__", "__file__") if hasattr(main, name)}
+    try:
+        main.__spec__ = main.__file__ = None
+        yield
+    finally:
+        for name, value in saved.items():
+            setattr(main, name, value)
 
 
 def end_with_parent() -> None:
