@@ -45,13 +45,12 @@ def without_main(*needed: object) -> Iterator[None]:
     if any(type(part).__module__ == "__main__" for part in needed):
         yield
         return
-    saved = {name: getattr(main, name) for name in ("__spec__", "__file__") if hasattr(main, name)}
+    spec, file = main.__spec__, getattr(main, "__file__", None)
     try:
         main.__spec__ = main.__file__ = None
         yield
     finally:
-        for name, value in saved.items():
-            setattr(main, name, value)
+        main.__spec__, main.__file__ = spec, file
 
 
 def end_with_parent() -> None:

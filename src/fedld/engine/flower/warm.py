@@ -21,8 +21,6 @@ from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 
-import torch
-
 from fedld.engine.processes import tune_process
 from fedld.errors import FedLDError
 from fedld.models import build
@@ -64,8 +62,7 @@ def serve(app: str, daemon: list[str], environment: Mapping[str, str]) -> int:
 def _warm_up() -> None:
     """Let PyTorch import what it imports on first use; no backward pass, after which it forbids to fork."""
     tune_process()
-    model = build("cnn", classes=2, channels=1, image_size=8, seed=0)
-    torch.optim.SGD(model.parameters(), 0.1, fused=True)
+    build("cnn", classes=2, channels=1, image_size=8, seed=0)
 
 
 def _shims(folder: Path, app: str) -> None:
@@ -76,10 +73,10 @@ def _shims(folder: Path, app: str) -> None:
         file.chmod(0o700)
 
 
-def _end_with_parent() -> None:
-    """Linux: if this process is killed, its daemon gets SIGTERM."""
+def _end_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
+    """Linux: when the process that started this one ends, however it ends, this one gets the signal."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(1, by)
 
 
 def _fork_on_demand(door: socket.socket, process: "subprocess.Popen[bytes]", main: Main) -> int:
@@ -102,7 +99,11 @@ def _fork_on_demand(door: socket.socket, process: "subprocess.Popen[bytes]", mai
 
 
 def _become(main: Main, arguments: list[str]) -> None:
-    """In the fork: be the program that Flower wanted to start, and never come back."""
+    """In the fork: be the program that Flower wanted to start, and never come back.
+
+    A site that is stopped stops at once: Flower's program would wait for a daemon that is gone.
+    """
+    _end_with_parent(signal.SIGKILL)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     sys.argv[1:] = arguments
