@@ -45,6 +45,26 @@ def test_table1_beside_the_papers_numbers(tmp_path):
     assert seen == []  # nothing is run twice
 
 
+def test_the_table_says_why(tmp_path):
+    settings = TINY | {"rounds": 2, "decompose": 2}
+    arms, splits = ["fedavg", "fedld"], ["retina-split3"]
+    run(plan("table1", settings, [0, 1], arms=arms, splits=splits, command="c"), tmp_path)
+    (column,) = json.loads((tmp_path / "table.json").read_text())["columns"]
+    fedavg, fedld = column["causes"]
+    assert fedavg["step"] == pytest.approx(1)
+    assert fedavg["cosine"] == pytest.approx(1)
+    ratios, terms = [], []
+    for seed in (0, 1):
+        file = tmp_path / f"retina-split3/runs/fedld-seed{seed}/rounds.jsonl"
+        first, last = (json.loads(line) for line in file.read_text().splitlines())
+        ratios.append((first["norm_ratio"] + last["norm_ratio"]) / 2)
+        terms.append(last["shift_loss"])
+    assert fedld["step"] == pytest.approx(np.mean(ratios))
+    assert fedld["shift"] == pytest.approx(np.mean(terms))
+    assert fedld["local"] + fedld["shift"] + fedld["aggregation"] == pytest.approx(fedld["total"])
+    assert f"| fedld | {fedld['step']:.2f} |" in (tmp_path / "table.md").read_text()
+
+
 def test_table2_switches_one_part_at_a_time(tmp_path):
     planned = plan("table2", TINY, [0], command="c")
     for split, lam in (("retina-split1", 0.1), ("retina-split2", 0.03), ("retina-split3", 0.03)):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from fedld.engine.records import Line, dump, write_atomically
 from fedld.errors import FedLDError
 from fedld.methods import METHODS
 from fedld.registry import find
+from fedld.study.causes import cause_of
 from fedld.study.grid import Cell, run_grid
 from fedld.study.table import Table, make_table
 
@@ -95,15 +96,23 @@ def run_study(
 
     cells = open_study(study, out, resume=resume)
     summaries = run_grid(cells, jobs=jobs, progress=progress)
-    grouped: dict[str, list[Line]] = {}
-    for cell, summary in zip(cells, summaries, strict=True):
-        grouped.setdefault(cell.label, []).append(summary)
-    table = make_table(study.name, grouped, study.baseline)
+    table = tabulate(study, cells, summaries)
     made = {"command": study.command}
     write_atomically(out / "table.json", json.dumps(table.to_json() | made, indent=1).encode())
     write_atomically(out / "table.md", f"{table.to_markdown()}\nMade by `{study.command}`.\n".encode())
     write_report([out], out / "report.html")
     return table
+
+
+def tabulate(study: Study, cells: list[Cell], summaries: list[Line]) -> Table:
+    """The table of finished cells, method by method."""
+    grouped: dict[str, list[Line]] = {}
+    paths: dict[str, list[Path]] = {}
+    for cell, summary in zip(cells, summaries, strict=True):
+        grouped.setdefault(cell.label, []).append(summary)
+        paths.setdefault(cell.label, []).append(cell.path)
+    table = make_table(study.name, grouped, study.baseline)
+    return replace(table, causes=[cause_of(label, runs) for label, runs in paths.items()])
 
 
 def open_study(study: Study, out: Path, *, resume: bool) -> list[Cell]:

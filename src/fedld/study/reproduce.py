@@ -13,12 +13,11 @@ from fedld.engine.records import Line
 from fedld.errors import FedLDError, nearest
 from fedld.methods import METHODS
 from fedld.registry import find
-from fedld.study.compare import Study, for_method, open_study, short_name
+from fedld.study.compare import Study, for_method, open_study, short_name, tabulate
 from fedld.study.grid import run_grid
 from fedld.study.paper import PAPER, RETINA
 from fedld.study.presets import read_preset
 from fedld.study.reproduced import Column, Reproduced
-from fedld.study.table import make_table
 
 Settings = dict[str, Any]
 
@@ -68,8 +67,8 @@ def plan(
     chosen = _chosen(table, splits, settings)
     studies, words = {}, {}
     for split in chosen:
-        own, word = _data(split, scale, settings)
-        merged = merge(merge(read_preset(f"{split}-{scale}"), own), settings)
+        merged = merge(merge(read_preset(f"{split}-{scale}"), _data(split, scale, settings)), settings)
+        word = split if settings.get("data_root") else _word(merged)
         cells = [
             (arm, make_experiment(_arm(table, arm, merged) | {"seed": seed}))
             for seed in seeds
@@ -92,17 +91,13 @@ def run_plan(
     from fedld.study.report import write_report
 
     cells = {s: open_study(study, out / s, resume=resume) for s, study in plan.studies.items()}
-    summaries = iter(run_grid([c for part in cells.values() for c in part], jobs=jobs, progress=progress))
+    everything = [cell for part in cells.values() for cell in part]
+    summaries = iter(run_grid(everything, jobs=jobs, progress=progress))
     columns = []
     for split, part in cells.items():
-        grouped: dict[str, list[Line]] = {}
-        for cell in part:
-            grouped.setdefault(cell.label, []).append(next(summaries))
-        study = plan.studies[split]
         paper = {arm: row[split] for arm, row in PAPER[plan.table].items() if split in row}
-        columns.append(
-            Column(split, plan.splits[split], make_table(study.name, grouped, study.baseline), paper)
-        )
+        table = tabulate(plan.studies[split], part, [next(summaries) for _ in part])
+        columns.append(Column(split, plan.splits[split], table, paper))
     result = Reproduced(plan.table, plan.title, plan.command, columns)
     result.write(out)
     write_report([out / split for split in plan.studies], out / "report.html")
@@ -130,24 +125,36 @@ def _chosen(table: str, splits: list[str] | None, settings: Settings) -> list[st
     return [split for split in SPLITS[table] if split != "covid-fl" or sites]
 
 
-def _data(split: str, scale: str, settings: Settings) -> tuple[Settings, str]:
-    """What a split becomes on the data at hand, and its name in words."""
+def _data(split: str, scale: str, settings: Settings) -> Settings:
+    """What a split becomes on the data at hand."""
     paper, small = read_preset(f"{split}-paper"), read_preset(f"{split}-small")
     real = REAL if scale == "small" else {}
     if settings.get("data_root"):
         own = {key: paper[key] for key in ("dataset", "split", *DRAWN) if key in paper}
-        return {"partition": "auto", **own, **real}, split
+        return {"partition": "auto", **own, **real}
     if "dataset" not in settings and scale == "paper":
         raise FedLDError("paper scale needs the published images (--data-root) or a --dataset")
     drawn = {key: small[key] for key in DRAWN} | {"split": None}
-    word = f"Dirichlet {small['alpha']:g} of {small['clients']} clients"
     if settings.get("dataset", "fundus-sim") in ("fundus-sim", "digits"):
-        return drawn, word
+        return drawn
     if split == "covid-fl":
-        return {"partition": "site", **real}, "sites"
+        return {"partition": "site", **real}
     if f"sslfl_split{split[-1]}" in _open(settings).columns:
-        return {"split": int(split[-1]), "partition": "auto", **real}, f"published split {split[-1]}"
-    return drawn | real, word
+        return {"split": int(split[-1]), "partition": "auto", **real}
+    return drawn | real
+
+
+def _word(settings: Settings) -> str:
+    """The clients of a column in words.
+
+    >>> _word({"partition": "column:source"}), _word({"partition": "auto", "split": 3})
+    ('source', 'published split 3')
+    """
+    if settings["partition"] == "dirichlet":
+        return f"Dirichlet {settings['alpha']:g} of {settings['clients']} clients"
+    if settings.get("split"):
+        return f"published split {settings['split']}"
+    return {"site": "sites"}.get(settings["partition"], str(settings["partition"]).removeprefix("column:"))
 
 
 def _open(settings: Settings) -> Table:

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 
 from fedld.engine.records import write_atomically
-from fedld.study.table import Row, Table, spread
+from fedld.study.table import Row, Table, markdown, spread
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -64,18 +64,19 @@ class Reproduced:
         columns = [
             {"split": c.split, "data": c.data, "paper": c.paper, "baseline": c.table.baseline}
             | {"rows": [asdict(row) | _moments(row) for row in c.table.rows]}
+            | {"causes": [asdict(cause) for cause in c.table.causes]}
             for c in self.columns
         ]
         return {"table": self.table, "title": self.title, "command": self.command, "columns": columns}
 
     def to_markdown(self) -> str:
         """The overview as in the paper, then every split in full."""
-        text = [f"# {self.title}", "", NOTE, "", _markdown(self._overview())]
+        text = [f"# {self.title}", "", NOTE, "", markdown(self._overview())]
         for column in self.columns:
             head = ["", *Row.COLUMNS, "paper"]
             rows = [[row.label, *row.cells(), column.cell(row.label)] for row in column.table.rows]
-            text += ["", f"## {column.data}", "", _markdown([head, *rows])]
-        return "\n".join(text) + f"\n\nMade by `{self.command}`.\n"
+            text += ["", f"## {column.data}", "", markdown([head, *rows]), column.table.why()]
+        return "\n".join(text) + f"\nMade by `{self.command}`.\n"
 
     def to_tex(self) -> str:
         """The overview as a tabular."""
@@ -133,12 +134,6 @@ def _moments(row: Row) -> dict[str, Any]:
 def _final(table: Table, label: str) -> str:
     row = next(row for row in table.rows if row.label == label)
     return spread(row.final) if row.final else f"{spread(row.personal)} (personalised)"
-
-
-def _markdown(rows: list[list[str]]) -> str:
-    head, *body = rows
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *body]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def _tex(text: str) -> str:

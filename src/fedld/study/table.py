@@ -1,12 +1,18 @@
 """The table of a comparison: mean and spread over seeds, paired difference to the baseline, costs."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Any, ClassVar
 
 from fedld.analysis.statistics import holm, paired_difference
 from fedld.engine.records import Line
+from fedld.study.causes import Cause
+
+WHY = (
+    "The server's step beside the plain average's (length and cosine, mean over rounds and seeds), and the "
+    "terms of the loss in the last decomposed round (Eq. 2; run with --decompose to have them)."
+)
 
 
 @dataclass(frozen=True)
@@ -64,26 +70,38 @@ def spread(values: Sequence[float] | None) -> str:
     return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
+def markdown(rows: list[list[str]]) -> str:
+    """GitHub's table format; the first row is the head."""
+    head, *body = rows
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *body]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
 @dataclass(frozen=True)
 class Table:
-    """A comparison, ready to print."""
+    """A comparison, ready to print: what came out, and what the records say about why."""
 
     title: str
     baseline: str
     rows: list[Row]
+    causes: list[Cause] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)
 
     def to_markdown(self) -> str:
-        """GitHub's table format."""
+        """Both tables under the title."""
         head = ["method", *Row.COLUMNS]
-        lines = [head, ["---"] + ["---:"] * len(Row.COLUMNS), *([r.label, *r.cells()] for r in self.rows)]
-        body = "\n".join(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
-        )
-        return f"{self.title}\n\n{body}\n"
+        rows = markdown([head, *([row.label, *row.cells()] for row in self.rows)])
+        return f"{self.title}\n\n{rows}\n{self.why()}"
+
+    def why(self) -> str:
+        """The causes as a table with its legend; nothing if there are none."""
+        if not self.causes:
+            return ""
+        head = ["why", *Cause.COLUMNS]
+        return f"\n{WHY}\n\n{markdown([head, *([c.label, *c.cells()] for c in self.causes)])}\n"
 
 
 def make_table(title: str, summaries: dict[str, list[Line]], baseline: str) -> Table:
