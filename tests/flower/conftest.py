@@ -124,6 +124,16 @@ class Consortium:
                 process.wait(15)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
+        for process in self.processes.values():
+            self.wait(lambda group=process.pid: not _lives(group), 15)  # nothing is left behind
+
+
+def _lives(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @pytest.fixture(scope="session")
