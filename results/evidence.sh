@@ -16,7 +16,7 @@ study() { # name, table, data, options
     fedld reproduce "$table" --dataset "npz:$DATA/$data/$data.npz" $PAPER --resume --out "$OUT/$name" "$@"
 }
 COVID="table1 covidfl96 --splits covid-fl --image-size 24 --rounds 25 --decompose 25 --decompose-samples 40"
-FUNDUS="fundus_multisite96 --image-size 24 --rounds 30 --decompose 30 --decompose-samples 100"
+FUNDUS="fundus_multisite96 --image-size 24 --rounds 20 --decompose 20 --decompose-samples 100"
 TEN="fundus_multisite96 --batch-size 20 --image-size 24 --rounds 100 --decompose 100 --decompose-samples 20"
 
 # The rules at two learning rates: COVID-FL by site, Retina as Dirichlet 0.5 (the whole file, not its published lists)

@@ -1,6 +1,7 @@
 """An experiment is one TOML file, checked before anything runs and saved resolved beside its results."""
 
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -129,6 +130,16 @@ def make_objective(part: Part) -> Objective:
     """Objective from its table."""
     name, options = _split(part)
     return configure(find(OBJECTIVES, name, "objective"), options, f"objective {name}")
+
+
+def describe_objective(objective: Objective, **changes: Any) -> Part:
+    """The table that makes an objective, some of its options changed.
+
+    >>> describe_objective(OBJECTIVES["marg-log"], lam=0.5)
+    {'name': 'marg-log', 'lam': 0.5}
+    """
+    name = next(name for name, value in OBJECTIVES.items() if type(value) is type(objective))
+    return {"name": name, **asdict(objective), **changes}
 
 
 def _split(part: Part) -> tuple[str, Part]:

@@ -11,11 +11,10 @@ from typing import Any
 from fedld.aggregation import Principal
 from fedld.data import Federation
 from fedld.engine import loop
-from fedld.engine.experiment import Experiment, make_experiment
+from fedld.engine.experiment import Experiment, describe_objective, make_experiment
 from fedld.engine.records import write_atomically
 from fedld.engine.setup import Local
 from fedld.errors import FedLDError, nearest
-from fedld.local import OBJECTIVES
 from fedld.registry import options_of
 from fedld.study.grid import Cell, run_cell
 
@@ -114,8 +113,7 @@ def apply(settings: Settings, values: dict[str, float]) -> Settings:
     if "lr" in values:
         result["lr"] = values["lr"]
     if "lam" in values:
-        name = next(name for name, value in OBJECTIVES.items() if type(value) is type(method.objective))
-        result["objective"] = {"name": name, **asdict(method.objective), "lam": values["lam"]}
+        result["objective"] = describe_objective(method.objective, lam=values["lam"])
     if "components" in values:
         options = {key: value for key, value in asdict(method.rule).items() if value is not None}
         result["rule"] = {"name": method.rule.name, **options, "components": values["components"]}

@@ -1,10 +1,12 @@
-"""The paper's experiments as TOML files: shared settings, tables of single methods, a table a scale."""
+"""The paper's experiments as TOML: settings of both scales, one lambda for all methods, a table a scale."""
 
 import tomllib
 from importlib.resources import files
 from typing import Any
 
+from fedld.engine.experiment import describe_objective
 from fedld.errors import FedLDError, nearest
+from fedld.methods import METHODS
 
 SCALES = ("paper", "small")
 
@@ -27,7 +29,17 @@ def read_preset(name: str) -> dict[str, Any]:
     stem, _, scale = name.rpartition("-")
     settings = tomllib.loads(files(__package__).joinpath(f"{stem}.toml").read_text(encoding="utf-8"))
     chosen: dict[str, Any] = settings[scale]
-    return {key: value for key, value in settings.items() if key not in SCALES} | chosen
+    shared = {key: value for key, value in settings.items() if key not in (*SCALES, "lam")}
+    return shared | _margins(settings["lam"]) | chosen
+
+
+def _margins(lam: float) -> dict[str, Any]:
+    """The split's lambda for every method with margin control, as tables of single methods."""
+    return {
+        name: {"objective": describe_objective(method.objective, lam=lam)}
+        for name, method in METHODS.items()
+        if hasattr(method.objective, "lam")
+    }
 
 
 def _folder() -> list[Any]:
