@@ -47,10 +47,12 @@ def test_table1_beside_the_papers_numbers(tmp_path):
 
 def test_the_table_says_why(tmp_path):
     settings = TINY | {"rounds": 2, "decompose": 2}
-    arms, splits = ["fedavg", "fedld"], ["retina-split3"]
+    arms, splits = ["fedavg", "fedld", "local"], ["retina-split3"]
     run(plan("table1", settings, [0, 1], arms=arms, splits=splits, command="c"), tmp_path)
     (column,) = json.loads((tmp_path / "table.json").read_text())["columns"]
-    fedavg, fedld = column["causes"]
+    fedavg, fedld, local = column["causes"]
+    assert (local["step"], local["aggregation"], local["total"]) == (None, None, None)
+    assert local["shift"] is not None
     assert fedavg["step"] == pytest.approx(1)
     assert fedavg["cosine"] == pytest.approx(1)
     ratios, terms = [], []

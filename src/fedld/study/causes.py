@@ -52,11 +52,16 @@ def cause_of(label: str, runs: Sequence[Path]) -> Cause:
     """Mean over a method's runs, read from their records."""
     rounds = [read_run(path).rounds.lines for path in runs]
 
-    def over(key: str) -> float | None:
-        return _mean([_mean([number(line, key) for line in lines]) for lines in rounds])
+    served = any(line.get("accuracy") is not None for lines in rounds for line in lines)
 
-    terms = [_mean([_last(lines, key) for lines in rounds]) for key in TERMS]
-    return Cause(label, over("norm_ratio"), over("cosine_to_average"), *terms)
+    def over(key: str) -> float | None:
+        return _mean([_mean([number(line, key) for line in lines]) for lines in rounds]) if served else None
+
+    local, shift, aggregation, total = (_mean([_last(lines, key) for lines in rounds]) for key in TERMS)
+    step, cosine = over("norm_ratio"), over("cosine_to_average")
+    if not served:  # `local` has no server: the average that was decomposed is nobody's model
+        aggregation = total = None
+    return Cause(label, step, cosine, local, shift, aggregation, total)
 
 
 def _last(lines: list[Line], key: str) -> float | None:
