@@ -46,7 +46,7 @@ def single_class(evidence: Evidence) -> Iterator[Finding]:
         {"clients": names, "effective_classes": [None if np.isnan(e) else float(e) for e in effective]},
         ("single_class",),
         "Such clients pull towards their class; they can form opposed groups, on which the principal rule "
-        "shrinks the step: compare it with the plain mean or FedGH.",
+        "shrinks the step: compare it with the plain mean or consensus.",
     )
 
 

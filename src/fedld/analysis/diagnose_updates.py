@@ -34,7 +34,7 @@ def opposed_groups(evidence: Evidence) -> Iterator[Finding]:
         },
         ("opposed_cosine", "agreeing_cosine", "minority_weight"),
         "The first principal axis is this conflict and its votes cancel: compare the principal rule with the "
-        "plain mean or FedGH; if the groups' tasks truly differ, use personal layers (FedBN, FedPAC).",
+        "plain mean or consensus; if the groups' tasks truly differ, use personal layers (FedBN, FedPAC).",
     )
 
 
@@ -58,7 +58,7 @@ def conflict(evidence: Evidence) -> Iterator[Finding]:
             "b_dissimilarity": float(np.median([m.b_dissimilarity for m in measures])),
         },
         ("conflict_cosine", "conflict_rate", "cancellation"),
-        "Try fewer local epochs or a smaller learning rate, SCAFFOLD against drift, or FedGH.",
+        "Try fewer local epochs or a smaller learning rate, or SCAFFOLD against drift.",
     )
 
 

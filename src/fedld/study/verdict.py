@@ -1,10 +1,11 @@
 """Which method won, by how much, whether that is more than chance, and which loss term explains it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedld.analysis.statistics import PairedDifference, holm, paired_difference
+from fedld.methods import METHODS
 from fedld.study.runs import Run, number
 
 LEVEL = 0.05
@@ -24,6 +25,7 @@ class Standing:
     accuracy: dict[int, float]
     difference: PairedDifference | None
     p_value: float | None  # Holm's, over all methods of the comparison
+    reference: bool = False  # a bound such as `central`: it is compared, but cannot win
 
     @property
     def mean(self) -> float:
@@ -73,13 +75,13 @@ class Verdict:
 
     round: int
     baseline: str
-    standings: list[Standing]  # best first
+    standings: list[Standing]  # best first, references last
     rival: str | None  # the baseline; where that won, the next best
     explanation: Explanation | None
 
     @property
     def winner(self) -> Standing:
-        """The method with the highest accuracy over the seeds it shares with the baseline."""
+        """The federated method with the highest accuracy over the seeds it shares with the baseline."""
         return self.standings[0]
 
     @property
@@ -97,11 +99,20 @@ def judge(runs: list[Run], baseline: str | None) -> Verdict | None:
         return None
     if baseline not in accuracy:
         baseline = "fedavg" if "fedavg" in accuracy else next(iter(accuracy))
-    standings = sorted(_standings(accuracy, baseline), key=lambda s: -_lead(s, baseline))
+    bounds = {run.label for run in compared if _is_reference(run)}
+    standings = [replace(s, reference=s.label in bounds) for s in _standings(accuracy, baseline)]
+    standings.sort(key=lambda s: (s.reference, -_lead(s, baseline)))
     tested = [s.label for s in standings if s.difference]
     rival = baseline if standings[0].label != baseline else next(iter(tested), None)
     explanation = explain(compared, standings[0].label, rival) if rival else None
     return Verdict(at, baseline, standings, rival, explanation)
+
+
+def _is_reference(run: Run) -> bool:
+    """Whether the run's method is a bound and not a way to train a federation."""
+    method = run.config.get("method")
+    name = method.get("name") if isinstance(method, dict) else method
+    return name in METHODS and METHODS[name].card.paper == "reference"
 
 
 def _lead(standing: Standing, baseline: str) -> float:

@@ -70,6 +70,18 @@ def test_a_winning_baseline_is_compared_with_the_next_best(make_study, tmp_path)
     assert "95 % interval +" in answers(verdict)[1].detail or "−" in answers(verdict)[1].detail
 
 
+def test_pooled_data_are_a_reference_and_cannot_win(make_study, tmp_path):
+    path = make_study(tmp_path / "s", methods=("fedavg", "fedld", "central"))
+    for seed in range(3):
+        file = path / f"runs/central-seed{seed}/rounds.jsonl"
+        lines = [json.loads(line) | {"accuracy": 0.99} for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    verdict = judge(list(read([path]).runs), "fedavg")
+    assert [standing.label for standing in verdict.standings] == ["fedld", "fedavg", "central"]
+    assert verdict.standings[-1].p_value is not None  # it is compared all the same
+    assert answers(verdict)[0].detail.endswith("; for reference central 99.00")
+
+
 def test_seeds_that_only_one_method_has_do_not_decide(make_study, tmp_path):
     path = make_study(tmp_path / "s", methods=("fedavg", "fedld"))
     for name, accuracy in (("fedavg-seed0", 0.92), ("fedld-seed0", 0.90), ("fedld-seed1", 0.99)):

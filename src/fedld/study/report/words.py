@@ -47,11 +47,16 @@ def _who(verdict: Verdict) -> Answer:
     winner = verdict.winner
     spread = "" if winner.sd is None else f" ± {winner.sd:.2f}"
     detail = f"{winner.mean:.2f}{spread} % accuracy after round {verdict.round}"
-    others = [f"{s.label} {s.mean:.2f}" for s in verdict.standings[1:4]]
-    more = f" and {len(verdict.standings) - 4} more" if len(verdict.standings) > 4 else ""
+    others = [f"{s.label} {s.mean:.2f}" for s in verdict.standings[1:] if not s.reference]
+    bounds = [f"{s.label} {s.mean:.2f}" for s in verdict.standings[1:] if s.reference]
+    if others:
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        detail += f"; then {', '.join(others[:3])}{more}"
+    if bounds:
+        detail += f"; for reference {', '.join(bounds)}"
     if len(verdict.standings) == 1:
-        return Answer("Which method won?", winner.label, f"{detail}; there is nothing to compare it with")
-    return Answer("Which method won?", winner.label, f"{detail}; then {', '.join(others)}{more}")
+        detail += "; there is nothing to compare it with"
+    return Answer("Which method won?", winner.label, detail)
 
 
 def _how_much(verdict: Verdict) -> Answer:
