@@ -61,19 +61,10 @@ tuned() {
         --set fedld.lr=0.2 --set fedld-tensor.lr=0.2
 }
 
-# Table 1 on COVID-FL by site, and the two main methods at their own rates
+# Table 1 on COVID-FL by site
 covid() {
     study covid-table1 $COVID --lr 0.05 --methods $TABLE1,fedld-consensus,fedld-tensor,fedld-official,central
 }
-covid_tuned() {
-    own=""
-    for method in fedavg fedld; do
-        own="$own --set $method.lr=$(rate covid $method 0.05,0.2 --preset covid-fl-small --rounds 12 --partition site \
-            --dataset "npz:$DATA/covidfl96/covidfl96.npz")"
-    done
-    study covid-tuned $COVID --methods fedavg,fedld $own
-}
-
 # Table 1 on the published lists of Retina
 retina_published() {
     study retina-table1 table1 retina_kaggle96 --image-size 32 --rounds 20 --decompose 20 --decompose-samples 100 \
@@ -89,5 +80,5 @@ collect() {
     done
 }
 
-[ $# -gt 0 ] || set -- rules fundus tuned covid covid_tuned retina_published collect
+[ $# -gt 0 ] || set -- rules fundus tuned covid retina_published collect
 for part in "$@"; do $part; done
