@@ -4,15 +4,24 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: run test lint types docs clean
+.PHONY: run test test-portable fuzz bench lint types docs clean
 
 run: $(INSTALLED)
-	$(BIN)/fedld compare --decompose 5 --out runs/default --resume
+	$(BIN)/fedld compare --lr 0.02 --decompose 5 --set client_losses=false --out runs/default --resume
 	@echo "Open runs/default/report.html in a browser."
 
+# One test process per core; the tests of one file stay together, because they share what they started.
 test: lint types
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 	$(MAKE) docs
+
+# The numeric tests under other instruction sets and thread counts: what holds must not hang on the processor.
+NUMERIC := tests/aggregation tests/methods tests/local tests/analysis tests/test_layout.py
+test-portable: $(INSTALLED)
+	ATEN_CPU_CAPABILITY=default $(BIN)/pytest -n auto --dist loadfile $(NUMERIC)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(BIN)/pytest -n auto --dist loadfile $(NUMERIC)
+	ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem $(BIN)/pytest -n auto --dist loadfile $(NUMERIC)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile $(NUMERIC)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -20,6 +29,14 @@ lint: $(INSTALLED)
 
 types: $(INSTALLED)
 	$(BIN)/mypy
+
+fuzz: $(INSTALLED)
+	$(BIN)/python tests/fuzz/fuzz.py configurations 2000
+	$(BIN)/python tests/fuzz/fuzz.py files 1000
+
+# The figures of docs/performance.md for this machine, in about a quarter of an hour; let nothing else run.
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/all.py
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

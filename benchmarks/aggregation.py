@@ -1,6 +1,6 @@
 """Time and memory of aggregation on tensors shaped like ResNet-50's, as ratios within one run.
 
-    python benchmarks/aggregation.py [--repeats 7] [--threads 2 | --cpu] [--parts speed naive ...]
+    python benchmarks/aggregation.py [--repeats 7] [--busy] [--threads 2 | --cpu] [--parts speed naive ...]
 
 Prints the tables of docs/performance.md. Every ratio compares two things measured one after the other in the
 same repeat; median, smallest and largest are given, since other work on the machine disturbs repeats.
@@ -16,12 +16,11 @@ from statistics import median
 
 import numpy as np
 import torch
+from machine import MIB, busy_process, describe, spread
 from safetensors.torch import save_file
 from scipy.optimize import nnls
 
 from fedld.aggregation import RULES, aggregate
-
-MIB = 2**20
 
 
 def resnet50(classes: int = 1000) -> list[tuple[str, tuple[int, ...]]]:
@@ -92,10 +91,6 @@ def seconds(call, *arguments, **options) -> float:
     return clock() - start
 
 
-def spread(values: list[float], digits: int = 2) -> str:
-    return f"{median(values):.{digits}f} ({min(values):.{digits}f} - {max(values):.{digits}f})"
-
-
 def row(*cells: object) -> None:
     print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
 
@@ -112,44 +107,60 @@ def machine(repeats: int) -> tuple[float, float]:
     bandwidth = max(4 * x.numel() / seconds(x.sum) for _ in range(repeats + 2))
     sgemm = max(2 * 2048**3 / seconds(torch.mm, a, a) for _ in range(repeats + 2))
     print(
-        f"\n{torch.get_num_threads()} threads, read bandwidth {bandwidth / 1e9:.1f} GB/s, "
-        f"sgemm {sgemm / 1e9:.0f} Gflop/s, torch {torch.__version__}"
+        f"{torch.get_num_threads()} threads, read bandwidth {bandwidth / 1e9:.1f} GB/s, "
+        f"sgemm {sgemm / 1e9:.0f} Gflop/s"
     )
     return bandwidth, sgemm
 
 
-def speed(clients: list[int], repeats: int) -> None:
-    """Against one matrix-vector product over the same memory."""
+def speed(clients: list[int], repeats: int, busy: bool) -> None:
+    """Against one matrix-vector product over the same memory, alone and beside a busy process."""
     bandwidth, sgemm = machine(repeats)
-    table(
-        "m", "mean (p @ G), s", "principal / mean", "per tensor / mean", "consensus / mean", "GB/s", "Gflop/s"
-    )
+    heads = [f"{name} / p @ G" for name in CALLS]
+    table("m", "d", "beside", "p @ G, s", *heads, "GB/s of principal", "Gflop/s")
     for m in clients:
-        G, p = torch.randn(m, D), torch.full((m,), 1 / m)
-        sizes = [1.0] * m
-        times: dict[str, list[float]] = {"mean": [], "principal": [], "tensor": [], "consensus": []}
-        for repeat in range(repeats + 1):
-            found = {
-                "mean": seconds(torch.mv, G.T, p),
-                "principal": seconds(aggregate, G, sizes, tensors=TENSORS),
-                "tensor": seconds(aggregate, G, sizes, tensors=TENSORS, granularity="tensor"),
-                "consensus": seconds(aggregate, G, sizes, "consensus", tensors=TENSORS),
-            }
-            for name, value in found.items():
-                times[name] += [value] if repeat else []  # the first warms up
-        ratios = {
-            name: spread([a / b for a, b in zip(times[name], times["mean"], strict=True)])
-            for name in ("principal", "tensor", "consensus")
-        }
-        best = min(times["principal"])
-        bytes_rate, flops = (2 * m + 1) * D * 4 / best, m * (m + 1) * D / best
-        row(
-            m,
-            spread(times["mean"], 3),
-            *ratios.values(),
-            f"{bytes_rate / 1e9:.1f} ({bytes_rate / bandwidth:.0%} of read)",
-            f"{flops / 1e9:.1f} ({flops / sgemm:.0%} of sgemm)",
-        )
+        tensors = TENSORS if m <= 100 else tensors_up_to(2_000_000)
+        d = sum(size for _, size in tensors)
+        G = torch.randn(m, d)
+        for beside in ("nothing", "one busy process") if busy else ("nothing",):
+            with busy_process(beside != "nothing"):
+                times = timed(G, tensors, repeats)
+            ratios = [
+                spread([a / b for a, b in zip(times[name], times["base"], strict=True)])
+                if name in times
+                else "-"
+                for name in CALLS
+            ]
+            best = min(times.get("principal", times["principal, sketched"]))
+            bytes_rate, flops = (2 * m + 1) * d * 4 / best, m * (m + 1) * d / best
+            rates = [f"{bytes_rate / 1e9:.1f} ({bytes_rate / bandwidth:.0%} of read)"]
+            rates += [f"{flops / 1e9:.1f} ({flops / sgemm:.0%} of sgemm)" if "principal" in times else "-"]
+            row(m, d, beside, spread(times["base"], 3), *ratios, *rates)
+
+
+CALLS = {
+    "mean without report": {"rule": "mean", "report": False},
+    "principal": {"gram": "exact"},
+    "principal, sketched": {"gram": "sketch"},
+    "principal per tensor": {"granularity": "tensor"},
+    "consensus": {"rule": "consensus", "gram": "exact"},
+}
+
+
+def timed(G: torch.Tensor, tensors: list[tuple[str, int]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of `p @ G` and of every call; exact Gram matrices of hundreds of clients are left out."""
+    m, times = len(G), {}
+    p = torch.full((m,), 1 / m)
+    calls = {
+        k: v for k, v in CALLS.items() if m <= 100 or v.get("gram") == "sketch" or not v.get("report", True)
+    }
+    for repeat in range(repeats + 1):
+        found = {"base": seconds(torch.mv, G.T, p)}
+        for name, options in calls.items():
+            found[name] = seconds(aggregate, G, [1.0] * m, tensors=tensors, **options)
+        for name, value in found.items():
+            times.setdefault(name, []).extend([value] if repeat else [])  # the first warms up
+    return times
 
 
 def naive(clients: list[int], repeats: int) -> None:
@@ -190,7 +201,7 @@ def rules(repeats: int, m: int = 12) -> None:
     d = sum(size for _, size in tensors)
     G, p = torch.randn(m, d), torch.full((m,), 1 / m)
     table("rule", f"rule / mean (p @ G), m = {m}, d = {d}")
-    for name in RULES:
+    for name in sorted(set(RULES) - {"measured"}):  # which asks clients
         ratios = []
         for _ in range(min(5, repeats)):
             base = seconds(torch.mv, G.T, p)
@@ -265,7 +276,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--clients", type=int, nargs="+", default=[5, 12, 50])
+    parser.add_argument("--clients", type=int, nargs="+", default=[5, 12, 50, 500])
+    parser.add_argument("--busy", action="store_true", help="also beside one busy process")
     parts = ["speed", "naive", "linear", "rules", "fit", "memory", "files"]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
@@ -278,14 +290,15 @@ def main() -> None:
         name, *rest = options.child
         return memory_child(int(rest[0])) if name == "memory" else files_child(rest[0], int(rest[1]))
     unit = "CPU seconds of one thread" if options.cpu else "seconds"
+    print(describe())
     print(f"d = {D:,} in {len(TENSORS)} tensors, float32, {unit}, medians (smallest - largest)")
     runs = {
-        "speed": lambda: speed(options.clients, options.repeats),
-        "naive": lambda: naive(options.clients, options.repeats),
+        "speed": lambda: speed(options.clients, options.repeats, options.busy),
+        "naive": lambda: naive([m for m in options.clients if m <= 100], options.repeats),
         "linear": lambda: linear(options.repeats),
         "rules": lambda: rules(options.repeats),
         "fit": lambda: fit(options.repeats),
-        "memory": lambda: memory(options.clients),
+        "memory": lambda: memory([m for m in options.clients if m <= 100]),
         "files": files,
     }
     for part in options.parts:

@@ -1,7 +1,10 @@
-"""Engine speed as ratios within one run: `python benchmarks/engine.py [steps|job|memory|cross|frameworks]`.
+"""Engine speed as ratios within one run: `python benchmarks/engine.py [PART ...]`.
+
+Parts: steps, job, cross, profile (where a step's time goes), frameworks.
 
 Every figure compares with the loop one would write: plain PyTorch with all cores as threads, float images
-in memory, NCHW, an ordinary optimiser. Both sides alternate, so that a busy machine disturbs both.
+in memory, NCHW, an ordinary optimiser. Both sides alternate, so that a busy machine disturbs both. REPEATS in
+the environment asks for more or fewer than 5 repeats.
 `frameworks` compares with others, in an environment of their own (benchmarks/frameworks/README.md):
 `FRAMEWORKS_PYTHON=.../bin/python python benchmarks/engine.py frameworks`.
 """
@@ -20,12 +23,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from machine import descendants, describe, spread
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedld.config.experiment import make_experiment
 from fedld.engine import loop
-from fedld.engine.experiment import make_experiment
-from fedld.engine.local import WorkerPool
-from fedld.engine.processes import one_thread, tune_process
+from fedld.engine.backends.pool import WorkerPool
+from fedld.engine.backends.processes import one_thread, tune_process
 from fedld.layout import FlatModel, Layout
 from fedld.local import LocalClient, Objective, Samples, Training
 from fedld.models import build
@@ -35,7 +39,7 @@ CASES = {
     "resnet18 64x64": ("resnet18", 64, 6),
     "resnet50 224x224": ("resnet50", 224, 1),
 }
-REPEATS, BATCH, CLASSES = 5, 50, 10
+REPEATS, BATCH, CLASSES = int(os.environ.get("REPEATS", "5")), 50, 10
 FEDLD = str(Path(sys.executable).with_name("fedld"))
 
 
@@ -83,9 +87,8 @@ def _worker(name, size, steps, bfloat16, barrier, queue):
     data = images(BATCH * max(steps, 1), size)
     labels = np.arange(len(data)) % CLASSES
     samples = Samples(data, labels, np.arange(len(data)), (0.5,) * 3, (0.25,) * 3)
-    objective = Objective()
     client = LocalClient("x", 1, flat, samples, Training(1, BATCH, 0.01, 0.9, bfloat16=bfloat16), 0)
-    loss = lambda m, x, y: objective(m(x), y)  # noqa: E731
+    loss = Objective().loss
     client.train(loss)  # warm-up epoch
     barrier.wait()
     start = time.perf_counter()
@@ -126,23 +129,47 @@ def steps():
             shares.append(ours * flops / peak)
             if native_bfloat16():
                 rows["bfloat16"].append(our_steps(name, size, count, True) / plain)
-        table[case] = {key: spread(values) for key, values in rows.items()}
+        table[case] = {key: spread(values) for key, values in rows.items() if values}
         table[case]["share of sgemm"] = spread(shares)
         print(case, table[case], flush=True)
     return table
+
+
+GROUPS = {
+    "convolutions": ("convolution", "conv"),
+    "normalisation": ("batch_norm", "group_norm"),
+    "pooling": ("pool",),
+    "activations": ("relu", "threshold", "clamp"),
+    "linear layers": ("addmm", "aten::mm", "linear"),
+    "optimiser": ("sgd",),
+    "reading and normalising a batch": ("index", "sub_", "mul_", "copy_"),
+}
+
+
+def profile():
+    """Where a worker's training step goes: shares of the time that torch's profiler counts, one thread."""
+    tune_process()
+    for case, (name, size, count) in CASES.items():
+        model = build(name, classes=CLASSES, image_size=size, seed=0)
+        flat, data = FlatModel(model, Layout.of(model)), images(BATCH * count, size)
+        samples = Samples(data, np.arange(len(data)) % CLASSES, np.arange(len(data)), (0.5,) * 3, (0.25,) * 3)
+        client = LocalClient("x", 1, flat, samples, Training(1, BATCH, 0.01, 0.9), 0)
+        client.train(Objective().loss)  # warm-up
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+            client.train(Objective().loss)
+        times, shares = {e.key: e.self_cpu_time_total for e in found.key_averages()}, {}
+        whole, left = sum(times.values()), dict(times)
+        for group, words in GROUPS.items():
+            own = [key for key in left if any(word in key.lower() for word in words)]
+            shares[group] = sum(left.pop(key) for key in own) / whole
+        shares["the rest"] = sum(left.values()) / whole
+        print(case, ", ".join(f"{group} {share:.0%}" for group, share in shares.items()), flush=True)
 
 
 def native_bfloat16():
     """Without AVX512-BF16 or AMX a bfloat16 product is emulated, some fifty times slower than float32."""
     flags = Path("/proc/cpuinfo").read_text()
     return "avx512_bf16" in flags or "amx_bf16" in flags
-
-
-def spread(values, digits=2):
-    if not values:
-        return "no native bfloat16 on this processor"
-    low, high = min(values), max(values)
-    return f"{statistics.median(values):.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
 
 def plain_job(path, clients=10, rounds=5):
@@ -271,54 +298,15 @@ def _cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def descendants(pid):
-    """Processes started by a process, and theirs."""
-    children = [
-        int(c) for task in Path(f"/proc/{pid}/task").glob("*/children") for c in task.read_text().split()
-    ]
-    return children + [d for child in children for d in descendants(child)]
-
-
 def _timed(command):
     start = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
     return time.perf_counter() - start
 
 
-def memory():
-    """Peak memory with 1,000 clients of 50 images, all in every round: workers and main process together."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "many.npz"
-        split = np.where(np.arange(51_000) < 50_000, "train", "test")
-        labels = np.random.default_rng(0).integers(0, CLASSES, 51_000)
-        np.savez(path, images=images(51_000, 28)[..., :1], labels=labels, split=split)
-        options = ["--dataset", f"npz:{path}", "--partition", "iid", "--clients", "1000", "--rounds", "2"]
-        options += ["--set", "client_losses=false", "--out", f"{folder}/run"]
-        process = subprocess.Popen([FEDLD, "run", *options], stderr=subprocess.DEVNULL)
-        peak = 0
-        while process.poll() is None:
-            peak = max(peak, _proportional(process.pid))
-            time.sleep(0.2)
-        result = {"peak proportional memory, MiB": peak >> 20, "images, MiB": 51_000 * 784 >> 20}
-        print(json.dumps(result), flush=True)
-        return result
-
-
-def _proportional(parent):
-    """Proportional set size of a process and its descendants: shared pages count once."""
-    total = 0
-    for pid in [parent, *descendants(parent)]:
-        try:
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            total += sum(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
-        except (OSError, IndexError):
-            continue
-    return total
-
-
 def cross():
     """Cross evaluation: images a second of single-threaded workers against the plain loop on all threads."""
-    from fedld.engine.work import EVAL_BATCH
+    from fedld.engine.worker import EVAL_BATCH
 
     ratios = []
     for _ in range(REPEATS):
@@ -347,7 +335,7 @@ def cross():
 
 
 def _evaluator(barrier, queue):
-    from fedld.engine.work import EVAL_BATCH
+    from fedld.engine.worker import EVAL_BATCH
 
     tune_process()
     model = build("cnn", classes=CLASSES, image_size=28, seed=0)
@@ -368,7 +356,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["plain-job"]:
         plain_job(sys.argv[2])
     else:
-        parts = {"steps": steps, "job": job, "memory": memory, "cross": cross, "frameworks": frameworks}
+        parts = {"steps": steps, "job": job, "cross": cross, "profile": profile, "frameworks": frameworks}
         for name in sys.argv[1:] or [name for name in parts if name != "frameworks"]:
-            print(f"== {name}", flush=True)
+            print(f"== {name}; {describe()}", flush=True)
             parts[name]()

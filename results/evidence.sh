@@ -1,9 +1,14 @@
 #!/bin/sh
 # The studies behind docs/reproduction.md, in order. Resumable: run it again after an interruption.
 #   results/evidence.sh DATA OUT [PART...]
-# DATA: folder of covidfl96/, retina_kaggle96/, fundus_multisite96/; PART: a function below, or all
+# DATA: folder of covidfl96/, retina_kaggle96/, fundus_multisite96/; PART: a function below, or all with the pretrained trunk
+# WEIGHTS: an ImageNet MobileNetV2 trunk, unless it lies in DATA/../weights; JOBS: runs at a time, unless one per core;
+# ON, RATES, MAIN: some of a part's federations, rates, methods, unless all; SEEDS: unless ten
+# OUT/minutes.txt says how long each part took; the comments say minutes of one core: under six hours for all parts with the
+# trunk, so three on two cores
 set -eu
 DATA=${1%/} OUT=${2%/}
+WEIGHTS=${WEIGHTS:-$DATA/../weights/mobilenet_v2_imagenet_features.safetensors}
 shift 2
 PAPER="--momentum 0.5 --set weight_decay=5e-4 --batch-size 50"
 FOUR=fedavg,fedld,consensus,fedld-consensus
@@ -44,8 +49,7 @@ fundus() {
 # The best rate of a method on a fifth of the clients' training images
 rate() { # name, method, rates, options
     name=$1 method=$2 rates=$3; shift 3
-    fedld tune --method $method --grid lr=$rates $PAPER --image-size 24 --minutes 60 --resume \
-        --out "$OUT/tune/$name-$method" "$@" >&2
+    fedld tune --method $method --grid lr=$rates --minutes 60 --resume --out "$OUT/tune/$name-$method" "$@" >&2
     sed -n 's/^lr = //p' "$OUT/tune/$name-$method/tuned.toml"
 }
 
@@ -53,7 +57,7 @@ rate() { # name, method, rates, options
 tuned() {
     own=""
     for method in $(echo $ALL | tr , ' '); do
-        own="$own --set $method.lr=$(rate fundus $method 0.01,0.05,0.2 --preset retina-split3-small --rounds 15 \
+        own="$own --set $method.lr=$(rate fundus $method 0.01,0.05,0.2 --preset retina-split3-small $PAPER --image-size 24 --rounds 15 \
             --dataset "npz:$DATA/fundus_multisite96/fundus_multisite96.npz")"
     done
     study fundus-table1-tuned table1 $FUNDUS --splits retina-split3 --methods $ALL $own
@@ -71,14 +75,140 @@ retina_published() {
         --lr 0.05 --splits retina-split3 --methods fedavg,fedld,consensus
 }
 
-# The tables beside this script, without the folders of this machine
-collect() {
-    for file in "$OUT"/*/table.md "$OUT"/*/table.json "$OUT"/tune/*/tune.json; do
-        to=$(dirname "$0")/${file#"$OUT"/}
-        mkdir -p "$(dirname "$to")"
-        sed "s|$DATA/|DATA/|g; s|$OUT/|OUT/|g" "$file" > "$to"
+# Pretrained trunk and a head of 64 units on its cached features
+HEAD="--image-size 96 --model mobilenet_v2 --head mlp:64 --momentum 0.5 --batch-size 50 --set client_losses=false"
+SEEDS=${SEEDS:-0,1,2,3,4,5,6,7,8,9}
+FEW=fedavg,scaffold,fedexp,fedld,measured,fedld-measured,fedld-drift,central
+FIELD=local,fedavg,fedprox,scaffold,feddyn,fedexp,fedacg,moon,fedlc,fedrs,fedsam,feddisco,fedga,fedrod,fedpac,fedgh
+TABLE3=fedavg,fedprox,fedpac,fedgh,scaffold,fedld,consensus,fedld-measured,fedld-drift,central
+MAIN=${MAIN:-$FIELD,fedld,consensus,fedld-consensus,measured,fedld-measured,fedld-drift,central}
+DIFFERENT="covid retina-dirichlet0.1 fundus-dirichlet0.5"
+
+federation() { # a name; gives its file, how it is dealt, the paper's lambda, five learning rates and the seeds they are tuned with
+    rates="0.001 0.003 0.01 0.03 0.1" lambda=0.03 tuning=0,1
+    case $1 in
+    covid) file=covidfl96 deal="--partition site" rates="0.003 0.01 0.03 0.1 0.3" lambda=0.01 tuning=0 ;;
+    retina-split*) file=retina_kaggle96 deal="--partition column:sslfl_split${1#retina-split}" ;;
+    retina-dirichlet*) file=retina_kaggle96 deal="--partition dirichlet --clients 5 --alpha ${1#*dirichlet}" ;;
+    fundus-source) file=fundus_multisite96 deal="--partition column:source" lambda=0.01 ;;
+    fundus-dirichlet*) file=fundus_multisite96 deal="--partition dirichlet --clients 5 --alpha ${1#*dirichlet}" ;;
+    *) echo "unknown federation '$1'" >&2; exit 2 ;;
+    esac
+    margin="{name=\"marg-log\",lam=$lambda}" file="npz:$DATA/$file/$file.npz"
+}
+heads() { # federation, name of the study, methods, options
+    federation $1; study=$1-$2 methods=$3; shift 3
+    for own in fedld fedld-consensus fedld-measured fedld-drift; do set -- "$@" --set "$own.objective=$margin"; done
+    fedld compare $HEAD --weights "$WEIGHTS" --dataset "$file" $deal --methods $methods --resume --out "$OUT/$study" \
+        ${JOBS:+--jobs $JOBS} "$@"
+}
+own_rate() { # federation, method: its best of five rates; where patients are known, those of validation images are in no training set
+    federation $1; on=$1 method=$2; set --
+    case $method in fedld*) set -- --set "objective=$margin" ;; esac
+    rate $on-head $method $(echo $rates | tr ' ' ,) $HEAD --weights "$WEIGHTS" --dataset "$file" $deal \
+        --train head --rounds 20 --workers 0 --seeds $tuning "$@"
+}
+
+# Accuracy against five learning rates. COVID-FL 35 minutes of a core (400 runs of 5 s), the others 14 each (2 s)
+sensitivity_rate() {
+    for on in ${ON:-$DIFFERENT}; do
+        federation $on
+        for rate in ${RATES:-$rates}; do
+            methods=$FEW
+            [ $rate != 0.3 ] || methods=${FEW%,central} # pooled training diverges
+            heads $on head-lr$rate $methods --train head --rounds 20 --lr $rate --seeds $SEEDS
+        done
+    done
+}
+# The measured rule on images that clients set aside. 3 minutes a rate
+aside() {
+    for rate in 0.003 0.01 0.03; do
+        heads retina-dirichlet0.1 head-aside-lr$rate fedavg,scaffold,measured,fedld-measured,fedld-drift,central \
+            --train head --rounds 20 --lr $rate --seeds $SEEDS --validation 0.2
+    done
+}
+# Accuracy against heterogeneity, at one rate. 13 minutes each
+sensitivity_alpha() {
+    for on in ${ON:-fundus retina}; do
+        for alpha in 100 10 1 0.5 0.1 0.05; do
+            heads $on-dirichlet$alpha head-lr0.01 $FEW --train head --rounds 20 --lr 0.01 --seeds $SEEDS
+        done
+    done
+}
+# Every method at its own rate. COVID-FL 25 minutes (115 runs to tune, 150 for the table), the others 13 each
+tuned_heads() {
+    for on in ${ON:-$DIFFERENT retina-split3 fundus-source}; do
+        federation $on
+        set -- $rates
+        chosen=""
+        for method in $(echo $MAIN | tr , ' '); do
+            own=$(own_rate $on $method)
+            chosen="$chosen --set $method.lr=$own"
+            take $on-head-lr$own $on-head-tuned $method
+            [ $own != $3 ] || take $on-head-shared $on-head-tuned $method
+        done
+        heads $on head-tuned $MAIN --train head --rounds 20 --seeds $SEEDS $chosen
+    done
+}
+take() { # study, another, method: runs that both have are not made twice
+    for run in "$OUT/$1/runs/$3"-seed*; do
+        [ ! -e "$run/summary.json" ] || [ -e "$OUT/$2/runs/${run##*/}" ] || {
+            mkdir -p "$OUT/$2/runs"
+            cp -r "$run" "$OUT/$2/runs/"
+        }
+    done
+}
+# The same at one rate for all, the middle of the five. COVID-FL 13 minutes, the others 5 each
+shared_heads() {
+    for on in ${ON:-$DIFFERENT retina-split3 fundus-source}; do
+        federation $on
+        set -- $rates
+        for method in $(echo $MAIN | tr , ' '); do take $on-head-lr$3 $on-head-shared $method; done
+        heads $on head-shared $MAIN --train head --rounds 20 --seeds $SEEDS --lr $3
+    done
+}
+# Table 2 on the published Retina splits and on Dirichlet 100, 1 and 0.5; Table 3 with 50 clients. 15 minutes in all
+tables_heads() {
+    for on in ${ON:-retina fundus}; do
+        federation $on-dirichlet1
+        same="--seeds $SEEDS --lr 0.01 --set weight_decay=0 --decompose-samples 100 --resume"
+        fedld reproduce table2 $HEAD --train head --weights "$WEIGHTS" --dataset "$file" $same --rounds 20 --decompose 20 \
+            ${JOBS:+--jobs $JOBS} --splits retina-split1,retina-split2,retina-split3 --out "$OUT/$on-head-table2"
+    done
+    federation fundus-dirichlet0.5
+    fedld reproduce table3 $HEAD --train head --weights "$WEIGHTS" --dataset "$file" $same --rounds 100 --decompose 100 \
+        ${JOBS:+--jobs $JOBS} --methods $TABLE3 --out "$OUT/fundus-head-table3"
+}
+# Figure 2 from the pretrained trunk with a new head, ten seeds. 5 minutes each
+figure2_heads() {
+    for on in ${ON:-fundus retina}; do
+        federation $on-dirichlet1
+        fedld reproduce figure2 $HEAD --train head --weights "$WEIGHTS" --dataset "$file" --clients 5 --lr 0.01 \
+            --set "objective=$margin" --seeds $SEEDS ${JOBS:+--jobs $JOBS} --resume \
+            --out "$OUT/figure2-$on-head"
+    done
+}
+# The last four blocks of the trunk trained too, five seeds. 90 minutes (45 runs of two minutes)
+last4() {
+    for on in ${ON:-covid}; do
+        heads $on last4 fedavg,fedprox,scaffold,feddyn,fedexp,fedld,consensus,fedld-measured,fedld-drift,central \
+            --train last:4 --rounds 10 --lr 0.01 --seeds 0,1,2,3,4
     done
 }
 
-[ $# -gt 0 ] || set -- rules fundus tuned covid retina_published collect
-for part in "$@"; do $part; done
+# The tables beside this script, without the folders of this machine
+collect() {
+    for file in "$OUT"/*/table.md "$OUT"/*/table.json "$OUT"/*/figure2.md "$OUT"/*/figure2.json "$OUT"/tune/*/tune.json; do
+        [ -e "$file" ] || continue
+        to=$(dirname "$0")/${file#"$OUT"/}
+        mkdir -p "$(dirname "$to")"
+        sed "s|$WEIGHTS|WEIGHTS|g; s|$DATA/|DATA/|g; s|$OUT/|OUT/|g" "$file" > "$to"
+    done
+}
+
+[ $# -gt 0 ] || set -- sensitivity_rate aside shared_heads tuned_heads figure2_heads tables_heads sensitivity_alpha last4 collect
+for part in "$@"; do
+    start=$(date +%s)
+    $part
+    [ $part = collect ] || echo "$part ${ON:-}: $((($(date +%s) - start) / 60)) minutes" | tee -a "$OUT/minutes.txt" >&2
+done

@@ -1,18 +1,70 @@
-"""Federated learning on heterogeneous data: explain, train, prove, scale."""
+"""Federated learning on heterogeneous data: explain, train, prove, scale.
 
+    result = fedld.run("fedld", "fundus-sim", rounds=10)
+    study = fedld.compare(["fedavg", "fedld"], fedld.data("digits", clients=5), seeds=range(5))
+
+Methods, objectives, rules, models, metrics, partitions and data may be names or your own values.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedld.study.load import load
+    from fedld.aggregation import GramRule, Rule, aggregate
+    from fedld.api import compare, run
+    from fedld.data import Federation
+    from fedld.errors import FedLDError
+    from fedld.frames import load
+    from fedld.local import Context, ContextObjective, LocalClient, Metric, Objective, Reply
+    from fedld.methods import Method
+    from fedld.models import Model
+    from fedld.results import Result, Study
 
-__all__ = ["__version__", "load"]
+PLACES = {
+    "fedld.api": ("compare", "run"),
+    "fedld.results": ("Result", "Study"),
+    "fedld.frames": ("load",),
+    "fedld.data": ("Federation",),
+    "fedld.methods": ("Method",),
+    "fedld.models": ("Model",),
+    "fedld.local": ("Context", "ContextObjective", "LocalClient", "Metric", "Objective", "Reply"),
+    "fedld.aggregation": ("GramRule", "Rule", "aggregate"),
+    "fedld.errors": ("FedLDError",),
+}
 __version__ = "0.1.0"
+__all__ = [
+    "Context",
+    "ContextObjective",
+    "FedLDError",
+    "Federation",
+    "GramRule",
+    "LocalClient",
+    "Method",
+    "Metric",
+    "Model",
+    "Objective",
+    "Reply",
+    "Result",
+    "Rule",
+    "Study",
+    "__version__",
+    "aggregate",
+    "compare",
+    "data",
+    "load",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """`fedld.load` on first use, so that `import fedld` stays light."""
-    if name == "load":
-        from fedld.study.load import load
-
-        return load
+    """Public names on first use, so that `import fedld` stays light."""
+    for module, names in PLACES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    if name == "data":  # a room that can be called: fedld.data("digits", clients=5)
+        return import_module("fedld.data")
     raise AttributeError(f"module 'fedld' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

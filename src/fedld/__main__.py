@@ -2,18 +2,25 @@
 
 import sys
 
-from fedld.engine.processes import warm_up
+from fedld.engine.backends.processes import warm_up
 
 TRAINING = ("run", "compare", "reproduce", "tune")
 
 
 def main() -> None:
     """Run a command; bad input is one sentence on standard error and exit code 2."""
-    if sys.argv[1:2] and sys.argv[1] in TRAINING and "--help" not in sys.argv:
-        warm_up()
-    from fedld.cli import start
+    try:
+        if set(sys.argv[1:3]) & set(TRAINING) and "--help" not in sys.argv:
+            warm_up()
+        from fedld.cli import start
 
-    start()
+        start()
+    except KeyboardInterrupt:  # also while the imports are under way
+        print("fedld: stopped", file=sys.stderr)
+        # CPython remembers an interrupt that left an exec() of text, as imports of dataclasses do, and would
+        # end by that signal whatever exit code follows; the next exec() makes it forget.
+        exec("")
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,20 @@ class FedLDError(Exception):
     """Bad input or an impossible request; the command line prints it and exits with code 2."""
 
 
+class Interrupted(FedLDError):  # noqa: N818 (not an error of anybody's)
+    """Ctrl-C: the last finished round is on disk."""
+
+
+def printable(text: str, longest: int = 500) -> str:
+    """Somebody else's text for terminals and files: cut, and without characters that do something.
+
+    >>> printable("red \\x1b[31m\\nalert" + "!" * 20, 18)
+    'red \\\\x1b[31m\\\\naler...'
+    """
+    cut = text if len(text) <= longest else text[:longest] + "..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
+
+
 def nearest(name: str, valid: list[str]) -> str:
     """Sentence part that offers the nearest valid name.
 

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 from torch import Tensor, nn
 
-from fedld.aggregation import Report, aggregate
+from fedld.aggregation import Report, aggregate, statistic_problem
 from fedld.errors import FedLDError
 from fedld.layout import Tree
 from fedld.local import OBJECTIVES
@@ -98,11 +98,14 @@ class PrincipalStrategy(FedAvg):
         parameters = [key for key, value in self._before.items() if _is_parameter(key, value)]
         updates = [{key: state[key] - self._before[key] for key in parameters} for state in states]
         options = {"granularity": self.granularity, "min_clients": self.min_train_nodes, **self.rule_options}
-        combined = aggregate(updates, sizes, self.rule, clients=names, **options)
+        combined = aggregate(
+            updates, sizes, self.rule, clients=names, refused=_refused(states, names), **options
+        )
         after = {key: self._before[key] + combined.update[key] for key in parameters}
         kept = [states[names.index(name)] for name in combined.report.clients]
         for key in self._before.keys() - after.keys():
-            after[key] = _average([state[key] for state in kept], combined.report.weights)
+            values = torch.stack([state[key] for state in kept])
+            after[key] = combined.location(values) if values.is_floating_point() else values.amax(0)
         return after, combined.report
 
 
@@ -121,13 +124,14 @@ def _is_parameter(key: str, value: Tensor) -> bool:
     return value.is_floating_point() and not key.endswith(STATISTICS)
 
 
-def _average(values: list[Tensor], weights: list[float]) -> Tensor:
-    """Weighted mean; integers are counters, of which the largest counts."""
-    stacked = torch.stack(values)
-    if not stacked.is_floating_point():
-        return stacked.amax(0)
-    mean: Tensor = torch.tensordot(torch.tensor(weights, dtype=stacked.dtype), stacked, dims=1)
-    return mean
+def _refused(states: list[Tree], names: list[str]) -> dict[str, str]:
+    """Sites whose BatchNorm statistics cannot be used, and why."""
+    found = {}
+    for name, state in zip(names, states, strict=True):
+        for key in state:
+            if key.endswith(STATISTICS) and (problem := statistic_problem(key, state[key])):
+                found[name] = problem
+    return found
 
 
 def _lines(round_: int, report: Report, sizes: dict[str, float]) -> list[dict[str, Any]]:

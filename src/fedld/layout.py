@@ -10,7 +10,8 @@ Convolution weights are stored channels-last, the order CPU kernels like; within
 numbers is the same everywhere, and `export` gives back ordinary tensors.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -76,9 +77,14 @@ class Layout:
         return cls(tuple(entries), shared, trainable, shared_end, start)
 
     @property
-    def buffers(self) -> slice:
-        """Place of the shared buffers."""
-        return slice(self.trainable, self.shared_end)
+    def shared_size(self) -> int:
+        """How many numbers travel: shared parameters and shared buffers."""
+        return self.shared + self.shared_end - self.trainable
+
+    @property
+    def private_size(self) -> int:
+        """How many numbers stay with a client."""
+        return self.size - self.shared_size
 
     @property
     def tensors(self) -> list[tuple[str, int]]:
@@ -105,26 +111,62 @@ class Layout:
             for e in self.entries
         }
 
+    def update(self, after: Tensor, before: Tensor) -> Tensor:
+        """What training changed: differences of the parameters, and the new values of the buffers."""
+        update = after - before
+        update[self.trainable :] = after[self.trainable :]
+        return update
+
+    def apply(self, vector: Tensor, update: Tensor) -> None:
+        """Move the shared parameters of `vector` by an update and take over its shared buffers."""
+        self.shared_parameters(vector).add_(self.shared_parameters(update))
+        self.shared_buffers(vector).copy_(self.shared_buffers(update))
+
+    def shared_part(self, vector: Tensor) -> Tensor:
+        """The numbers of `vector` that travel, a copy: the shared parameters, then the shared buffers."""
+        return torch.cat([self.shared_parameters(vector), self.shared_buffers(vector)])
+
+    def set_shared(self, vector: Tensor, part: Tensor) -> None:
+        """Write what `shared_part` gave back into `vector`."""
+        self.shared_parameters(vector).copy_(part[: self.shared])
+        self.shared_buffers(vector).copy_(part[self.shared :])
+
+    def shared_parameters(self, vectors: Tensor) -> Tensor:
+        """The shared parameters in a vector, or in every row of a matrix; a view."""
+        return vectors[..., : self.shared]
+
+    def shared_buffers(self, vectors: Tensor) -> Tensor:
+        """The shared buffers in a vector, or in every row of a matrix; a view."""
+        return vectors[..., self.trainable : self.shared_end]
+
+    def private_parameters(self, vector: Tensor) -> Tensor:
+        """The private parameters in `vector`, a view."""
+        return vector[self.shared : self.trainable]
+
     def private_part(self, vector: Tensor) -> Tensor:
         """The private numbers of `vector`, a copy."""
-        return torch.cat([vector[self.shared : self.trainable], vector[self.shared_end :]])
+        return torch.cat([self.private_parameters(vector), self.private_buffers(vector)])
 
     def set_private(self, vector: Tensor, part: Tensor) -> None:
         """Write what `private_part` gave back into `vector`."""
         cut = self.trainable - self.shared
-        vector[self.shared : self.trainable] = part[:cut]
-        vector[self.shared_end :] = part[cut:]
+        self.private_parameters(vector).copy_(part[:cut])
+        self.private_buffers(vector).copy_(part[cut:])
 
-    def mean_buffers(self, values: Tensor, p: Tensor) -> Tensor:
-        """Average the clients' shared buffers (m, b) with weights p; integer counters keep the maximum.
+    def private_buffers(self, vector: Tensor) -> Tensor:
+        """The private buffers in `vector`, a view."""
+        return vector[self.shared_end :]
+
+    def count_batches(self, mean: Tensor, values: Tensor, *, private: bool = False) -> Tensor:
+        """The mean (b,) of the clients' shared (or private) ones (m, b), with counters at their maximum.
 
         A truncated mean of `num_batches_tracked` is meaningless, and wrong BatchNorm statistics are the
         field's most reported bug, so the rule is explicit.
         """
-        mean = (p.to(torch.float64) @ values.to(torch.float64)).to(values.dtype)
+        first = self.shared_end if private else self.trainable
         for e in self.entries:
-            if e.kind == "counter" and not e.private:
-                at = slice(e.start - self.trainable, e.start - self.trainable + e.size)
+            if e.kind == "counter" and e.private == private:
+                at = slice(e.start - first, e.start - first + e.size)
                 mean[at] = values[:, at].amax(0)
         return mean
 
@@ -158,3 +200,22 @@ class FlatModel:
     def load(self, vector: Tensor) -> None:
         """Set parameters and buffers."""
         self.vector.copy_(vector)
+
+    @contextmanager
+    def holding(self, vector: Tensor) -> Iterator[None]:
+        """The network with other numbers for a moment; a pass already made can still be differentiated.
+
+        Other tensors take the parameters' places, as autocast would otherwise use its copies of the old ones.
+        """
+        modules, own = dict(self.model.named_modules()), []
+        for entry in self.layout.entries:
+            owner, _, leaf = entry.name.rpartition(".")
+            module = modules[owner]
+            table = module._parameters if entry.kind == "parameter" else module._buffers
+            own.append((table, leaf, table[leaf]))
+            table[leaf] = entry.view(vector)
+        try:
+            yield
+        finally:
+            for table, leaf, tensor in own:
+                table[leaf] = tensor

@@ -12,6 +12,7 @@ from fedld.errors import FedLDError
 
 TENSORS = [("a.weight", 30), ("a.bias", 7), ("b.weight", 20)]
 SIZES = [1, 2, 3, 4]
+ALONE = sorted(set(RULES) - {"measured"})  # which asks clients
 
 
 @pytest.fixture(name="G")
@@ -111,7 +112,7 @@ def test_gradients_and_inputs_are_left_alone(G):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.parametrize("rule", ALONE)
 def test_non_finite_client_is_named_and_touches_nobody(G, bad, dtype, rule):
     spoiled = torch.cat([G[:2], torch.full((1, 57), 1.0, dtype=G.dtype), G[2:]]).to(dtype)
     spoiled[2, 5] = bad
@@ -138,7 +139,7 @@ def test_too_few_finite_clients(G):
         aggregate(G, SIZES)
 
 
-@pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.parametrize("rule", ALONE)
 @pytest.mark.parametrize("scale", [1e-18, 1e-30, 1e-36, 1e18, 1e30])
 def test_extreme_scales_in_float32(G, rule, scale):
     unit = aggregate(G, SIZES, rule).update
@@ -301,6 +302,7 @@ def test_rules_are_values():
         "median",
         "trimmed-mean",
         "outlier-pruned",
+        "measured",
     }
 
 
@@ -329,3 +331,22 @@ def test_report_of_finer_groups_and_other_rules_matches_the_vectors(G, rule):
     cosine = torch.nn.functional.cosine_similarity(result.update, average, dim=0)
     assert result.report.cosine == pytest.approx(float(cosine))
     assert result.report.gram == pytest.approx((G @ G.T).numpy())
+
+
+@pytest.mark.parametrize("rule", ALONE)
+@pytest.mark.parametrize("granularity", ["model", "tensor"])
+def test_without_report_the_update_is_the_same(G, rule, granularity):
+    facts = {"tensors": TENSORS, "granularity": granularity}
+    bare = aggregate(G, SIZES, rule, report=False, **facts)
+    assert torch.equal(bare.update, aggregate(G, SIZES, rule, **facts).update)
+    with pytest.raises(FedLDError, match="there is no report"):
+        _ = bare.report
+
+
+def test_mean_without_report_is_one_pass_and_still_leaves_out_what_is_not_finite(G, monkeypatch):
+    spoiled = torch.cat([G, torch.full((1, 57), float("nan"), dtype=G.dtype)])
+    expected = aggregate(G, SIZES, "mean").update
+    found = aggregate(spoiled, [*SIZES, 9], "mean", report=False).update
+    assert torch.allclose(found, expected, rtol=1e-12, atol=1e-12)
+    monkeypatch.setattr("fedld.aggregation.core.exact_gram", None)  # would be called for a second pass
+    assert torch.equal(aggregate(G, SIZES, "mean", report=False).update, expected)

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from fedld.aggregation import RULES, Consensus, GramRule, Principal, aggregate
 from fedld.aggregation.spectrum import spectrum
 
+ALONE = sorted(set(RULES) - {"measured"})  # which asks clients
 MANY = settings(max_examples=60, deadline=None)
 # The outcome of fedgh and pcgrad depends on the order of clients by definition.
-EQUIVARIANT = sorted(set(RULES) - {"fedgh", "pcgrad"})
+EQUIVARIANT = sorted(set(ALONE) - {"fedgh", "pcgrad"})
 
 
 NOISE = st.sampled_from([0.0, 1e-3, 0.3, 1.0, 3.0])
@@ -61,7 +62,7 @@ def test_client_permutation(name, federation, seed):
     same(a, aggregate(G[order], p[order], name, **options).update, np.linalg.norm(G))
 
 
-@pytest.mark.parametrize("conflict", ["keep", "drop", "pgrad", "smooth"])
+@pytest.mark.parametrize("conflict", ["keep", "drop", "pgrad", "smooth", "project"])
 @pytest.mark.parametrize("weighting", ["l2", "l1", "sum", "literal"])
 @given(federation=federations(smallest=2, noise=st.sampled_from([0.3, 1.0])), seed=st.integers(0, 1000))
 @settings(max_examples=20, deadline=None)
@@ -91,7 +92,7 @@ def test_scale_and_rotation_of_all_gram_rules(name, federation, seed):
     same(apply(rule, G @ Q.T, p), Q @ u, size, 1e-5)
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("name", ALONE)
 @given(m=st.integers(1, 9), seed=st.integers(0, 1000))
 @settings(max_examples=20, deadline=None)
 def test_identical_clients_and_one_client(name, m, seed):
@@ -102,7 +103,7 @@ def test_identical_clients_and_one_client(name, m, seed):
     same(update, g, np.linalg.norm(g), 1e-9)
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("name", ALONE)
 def test_zero_updates_give_zero(name):
     assert not aggregate(np.zeros((5, 8)), np.ones(5), name).update.any()
 
@@ -156,7 +157,12 @@ def test_consensus_is_its_definition(federation, rule):
     v = np.linalg.solve(np.eye(len(g)) + rule.strength * Sigma / (g @ g), g)
     w = rule.floor * g + (1 - rule.floor) * v
     expected = w * np.linalg.norm(g) / np.linalg.norm(w)
-    same(apply(rule, G, p), expected, np.linalg.norm(g), 1e-5)
+    same(apply(rule, G, p), expected, np.linalg.norm(g), 1e-5 + rounding(G, p, rule))
+
+
+def rounding(G, p, rule):
+    """Share of the average that `consensus` leaves to the rounding of K."""
+    return 1e-10 * (p @ np.sum(G**2, axis=1)) / (rule.floor**2 * ((p @ G) @ (p @ G)))
 
 
 @given(federation=federations(), rule=RULE)
@@ -166,9 +172,9 @@ def test_consensus_has_the_length_of_the_average_and_never_opposes_it(federation
     assume(significant(G, p))
     g = p @ G
     u = apply(rule, G, p)
-    rounding = 1e-8 + 1e-10 * (p @ np.sum(G**2, axis=1)) / (rule.floor**2 * (g @ g))
-    assert np.linalg.norm(u) == pytest.approx(np.linalg.norm(g), rel=rounding)
-    assert u @ g / (g @ g) >= 2 * np.sqrt(rule.floor) / (1 + rule.floor) - rounding
+    slack = 1e-8 + rounding(G, p, rule)
+    assert np.linalg.norm(u) == pytest.approx(np.linalg.norm(g), rel=slack)
+    assert u @ g / (g @ g) >= 2 * np.sqrt(rule.floor) / (1 + rule.floor) - slack
 
 
 @given(federation=federations(), rule=RULE)

@@ -8,6 +8,7 @@ from scipy.optimize import minimize
 from fedld.aggregation import RULES, CAGrad, MinNorm, Principal, aggregate, make_rule
 from fedld.aggregation.spectrum import spectrum
 
+ALONE = sorted(set(RULES) - {"measured"})  # which asks clients
 RNG = np.random.default_rng(5)
 G5 = RNG.normal(size=(5, 20)) + RNG.normal(size=20)
 P5 = np.array([0.1, 0.3, 0.2, 0.25, 0.15])
@@ -114,10 +115,7 @@ def test_robust_rules_resist_one_huge_client():
         )
     }
     assert errors.pop("mean") > 100
-    errors.pop("trimmed-mean")  # its default trims nothing of nine
     assert max(errors.values()) < 0.2
-    trimmed = aggregate(G, np.ones(9), "trimmed-mean", trim=1).update
-    assert np.linalg.norm(trimmed - truth) < 0.2 * np.linalg.norm(truth)
 
 
 def test_geometric_median_is_stationary():
@@ -136,8 +134,8 @@ def test_cosine_filter():
 
 def test_weighted_coordinate_rules():
     G = np.array([[1.0], [2.0], [10.0]])
-    assert aggregate(G, [1, 1, 8], "median").update == pytest.approx([10.0])
-    assert aggregate(G, [5, 4, 1], "median").update == pytest.approx([1.5])
+    assert aggregate(G, [1, 1, 8], "median", max_weight=1.0).update == pytest.approx([10.0])
+    assert aggregate(G, [5, 4, 1], "median", max_weight=1.0).update == pytest.approx([1.5])
     assert aggregate(G, [1, 3, 1], "trimmed-mean", trim=1).update == pytest.approx([2.0])
     H = np.array([[1.0], [2.0], [3.0], [100.0]])
     assert aggregate(H, [1, 1, 2, 1], "outlier-pruned").update == pytest.approx([9 / 4])
@@ -152,7 +150,7 @@ def test_layer_is_the_name_up_to_the_last_dot():
     assert layered == pytest.approx(np.concatenate(parts))
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("name", ALONE)
 def test_every_rule_works_by_name_for_few_clients(name):
     for m in (1, 2, 3):
         update = aggregate(G5[:m], P5[:m], make_rule(name)).update

@@ -9,7 +9,8 @@ import pytest
 
 from fedld.aggregation import aggregate
 from fedld.analysis import THRESHOLDS, Evidence, diagnose
-from fedld.analysis.diagnosis import RULES
+from fedld.analysis.diagnosis.checks import CHECKS
+from fedld.analysis.participation import Participation
 
 ROOT = Path(__file__).parents[2]
 SITES = [f"site{i}" for i in range(6)]
@@ -45,6 +46,10 @@ def federation(kind, n=150, d=8, classes=3, seed=0):
     return clients
 
 
+def client_line(t, name, **fields):
+    return {"round": t, "index": SITES.index(name), "client": name, "size": 60, **fields}
+
+
 def evidence(kind, rule="mean", rounds=5, steps=5, **options):
     clients = federation(kind, **options)
     sizes = [len(y) for _, y in clients]
@@ -56,7 +61,7 @@ def evidence(kind, rule="mean", rounds=5, steps=5, **options):
         w = w + np.asarray(result.update).reshape(w.shape)
         reports.append({"round": t, **result.report.to_json()})
         lines += [
-            {"round": t, "client": name, "cosine_to_aggregate": c}
+            client_line(t, name, cosine_to_aggregate=c)
             for name, c in zip(SITES, result.report.cosines, strict=True)
         ]
         crosses.append(
@@ -80,14 +85,14 @@ def evidence(kind, rule="mean", rounds=5, steps=5, **options):
 
 
 def warnings(evidence):
-    return {f.rule: f for f in diagnose(evidence) if f.level == "warning"}
+    return {f.check: f for f in diagnose(evidence) if f.level == "warning"}
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("rule", ["mean", "principal"])
 def test_quiet_on_an_iid_federation(seed, rule):
     findings = diagnose(evidence("iid", rule, seed=seed))
-    assert [f.rule for f in findings] == ["dominant_term"]
+    assert [f.check for f in findings] == ["dominant_term"]
     assert findings[0].level == "info"
     assert "local is largest" in findings[0].sentence
 
@@ -177,7 +182,7 @@ def test_movement_of_the_terms():
         cross_line(9, [[0.1, 0.9], [0.9, 0.1]], [0.5, 0.5]),
         cross_line(1, [[0.9, 1.0], [1.0, 0.9]], [0.9, 0.9]),
     ]
-    (account,) = (f for f in diagnose(Evidence(cross_losses=lines)) if f.rule == "dominant_term")
+    (account,) = (f for f in diagnose(Evidence(cross_losses=lines)) if f.check == "dominant_term")
     assert account.numbers["moves"] == {"local": "falls", "shift": "rises", "aggregation": "rises"}
     assert "since round 1" in account.sentence
 
@@ -192,16 +197,103 @@ def test_diverged_model_is_named():
 
 
 def test_training_records():
-    rounds = [
-        {"round": t, "balanced_accuracy": 0.5, "buffer_disagreement": 0.8, "excluded": {"b": "not finite"}}
-        for t in range(3)
+    rounds = [{"round": t, "balanced_accuracy": 0.5, "buffer_disagreement": 0.8} for t in range(3)]
+    lines = [
+        {"round": 0, "index": 0, "client": "a", "size": 60, "cosine_to_aggregate": -0.6},
+        {"round": 0, "index": 1, "client": "b", "size": 20},
     ]
-    lines = [{"round": 0, "client": "a", "cosine_to_aggregate": -0.6}, {"round": 0, "client": "b"}]
     found = warnings(Evidence(label_counts=[[30, 30], [30, 30]], rounds=rounds, client_rounds=lines))
-    assert set(found) == {"nothing_learned", "batchnorm", "excluded", "overruled"}
+    assert set(found) == {"nothing_learned", "batchnorm", "overruled"}
     assert "a " in found["overruled"].sentence
-    healthy = [{"round": 0, "balanced_accuracy": 0.8, "buffer_disagreement": 0.01, "excluded": {}}]
+    healthy = [{"round": 0, "balanced_accuracy": 0.8, "buffer_disagreement": 0.01}]
     assert diagnose(Evidence(label_counts=[[30, 30], [30, 30]], rounds=healthy)) == []
+
+
+def test_absence_is_told_with_round_reason_and_share():
+    gone = {"excluded": "no answer in 30 s"}
+    lines = [
+        client_line(t, name, **(gone if name == "site2" and t >= 4 else {}))
+        for t in range(1, 11)
+        for name in SITES[:3]
+    ]
+    found = warnings(Evidence(client_rounds=lines))
+    assert found["absent"].sentence == (
+        "site2 is missing from round 4 on (7 of 10 rounds): no answer in 30 s; it holds 33% of the data."
+    )
+    once = [client_line(t, "site0", **(gone if t == 2 else {})) for t in range(1, 4)]
+    assert "in round 2 (1 of 3 rounds)" in warnings(Evidence(client_rounds=once))["absent"].sentence
+
+
+def test_a_lasting_absence_begins_after_the_last_round_with_the_client():
+    gone = {"excluded": "fire"}
+    lines = [client_line(t, "site0", **(gone if t in (1, 4, 5) else {})) for t in range(1, 6)]
+    (one,) = Participation(lines).absences
+    assert (one.since, one.until_end, one.rounds) == (4, True, (1, 4, 5))
+
+
+def test_a_class_that_is_never_predicted_is_named_with_its_sites():
+    found = {
+        "classes": ["normal", "covid"],
+        "confusion": [[50, 0, 0], [30, 0, 2]],
+        "calibration": {"confidence": [], "accuracy": [], "count": [], "ece": None},
+    }
+    counts = [[40, 0], [30, 20], [25, 5]]
+    (finding,) = (
+        f
+        for f in diagnose(Evidence(clients=["a", "b", "c"], label_counts=counts, predictions=found))
+        if f.check == "never_predicted"
+    )
+    assert finding.sentence == (
+        "Class covid is never predicted: none of 32 test images; the sites that hold it are b (20), c (5), "
+        "21% of all training images."
+    )
+    found["confusion"][0][1] = 1  # predicted once, though wrongly
+    assert "never_predicted" not in warnings(Evidence(predictions=found))
+
+
+def report(updates, **fields):
+    weights = [1.0] * len(updates)
+    made = aggregate(np.array(updates), weights, "mean", clients=SITES[: len(updates)]).report
+    return {"round": 1, "sampled": list(range(len(updates))), **made.to_json(), **fields}
+
+
+def test_long_and_turned_updates_are_named():
+    rng = np.random.default_rng(0)
+    updates = 1 + 0.1 * rng.normal(size=(6, 50))
+    assert "outliers" not in warnings(Evidence(reports=[report(updates)]))
+    poisoned, turned = updates.copy(), updates.copy()
+    poisoned[2] *= 100
+    turned[4] *= -1
+    assert "site2 is" in warnings(Evidence(reports=[report(poisoned)]))["outliers"].sentence
+    assert list(warnings(Evidence(reports=[report(turned)]))["outliers"].numbers) == ["site4, direction"]
+    once = [report(poisoned), *(report(updates) for _ in range(4))]
+    assert "outliers" not in warnings(Evidence(reports=once))
+
+
+@pytest.mark.parametrize(
+    ("length", "gain", "word"), [(2, 0.1, "too short"), (0.5, 0.1, "too long"), (1, 0, "little")]
+)
+def test_advice_follows_what_the_clients_measured(length, gain, word):
+    trial = {"rules": ["mean", "mean"], "lengths": [1, length], "chosen": int(length != 1), "gain": gain}
+    trial |= {"losses": [0.5, 0.4], "errors": [0, 0], "votes": {}, "left_out": {}, "fallback": None}
+    lines = [report(np.eye(4), trial=trial)]
+    (found,) = (f for f in diagnose(Evidence(reports=lines)) if f.check == "measured_steps")
+    assert word in found.advice
+    assert f"In {int(length != 1)} of 1 rounds" in found.sentence
+    mute = trial | {"left_out": {"site1": "its measurement is incomplete"}}
+    assert (
+        "site1 (its measurement"
+        in warnings(Evidence(reports=[report(np.eye(4), trial=mute)]))["silent_voters"].sentence
+    )
+
+
+def test_conflict_does_not_contradict_itself():
+    opposed = np.array([[1.0, 0, 0.4], [-1.0, 0, 0.4], [0, 1.0, 0.4], [0, -1.0, 0.4]])
+    apart = warnings(Evidence(reports=[report(opposed)]))["conflict"].sentence
+    assert apart.startswith("Updates pull apart: 33% of the pairs")
+    assert "keeps its length" in apart
+    cancelling = np.array([[1.0, 0], [-1.0, 0.1], [1.0, 0.1], [-1.0, 0]])
+    assert warnings(Evidence(reports=[report(cancelling)]))["conflict"].sentence.startswith("Updates cancel")
 
 
 def test_unstable_principal_rule():
@@ -213,7 +305,7 @@ def test_unstable_principal_rule():
 
 def test_findings_are_plain_data():
     for finding in diagnose(evidence("opposed", "principal")):
-        assert json.loads(json.dumps(finding.to_json(), allow_nan=False))["rule"] == finding.rule
+        assert json.loads(json.dumps(finding.to_json(), allow_nan=False))["check"] == finding.check
         assert finding.sentence.endswith(".")
         assert finding.advice.endswith(".")
 
@@ -224,19 +316,19 @@ def test_documented_thresholds_are_the_ones_in_use():
     assert {name: float(value) for name, value in rows.items()} == {n: t.value for n, t in THRESHOLDS.items()}
     for name, threshold in THRESHOLDS.items():
         assert f"| {threshold.meaning} |" in text, name
-    folder = ROOT / "src" / "fedld" / "analysis"
+    folder = ROOT / "src" / "fedld" / "analysis" / "diagnosis"
     code = "".join(p.read_text() for p in folder.glob("*.py") if p.name != "thresholds.py")
     assert [name for name in THRESHOLDS if f'"{name}"' not in code] == []
 
 
 def test_every_rule_is_asked():
-    from fedld.analysis import diagnose_data, diagnose_losses, diagnose_updates
+    from fedld.analysis.diagnosis import labels, losses, measured, predictions, sites, updates
 
-    modules = (diagnose_data, diagnose_losses, diagnose_updates)
+    modules = (labels, losses, measured, predictions, sites, updates)
     written = {
         f
         for m in modules
         for f in vars(m).values()
         if getattr(f, "__module__", "") == m.__name__ and f.__name__[0] != "_"
     }
-    assert written == set(RULES)
+    assert written == set(CHECKS)

@@ -3,7 +3,7 @@ import pytest
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import chi2_contingency
 
-from fedld.analysis.heterogeneity import feature_distances, feature_shift, label_measures
+from fedld.analysis.heterogeneity import feature_distances, feature_shift, image_features, label_measures
 from fedld.errors import FedLDError
 
 COUNTS = np.array([[30, 5, 0], [10, 10, 10], [0, 0, 25], [7, 1, 2]])
@@ -76,3 +76,16 @@ def test_feature_shift_is_free_of_scale_and_chance():
             assert shift == pytest.approx(distance * 2**0.5, abs=0.1)
     with pytest.raises(FedLDError, match="mean features"):
         feature_distances([[1.0]], [1.0, 2.0])
+
+
+def test_image_features_see_a_camera_and_not_the_labels():
+    rng = np.random.default_rng(0)
+    labels = np.array([0] * 90 + [1] * 90)
+    images = (rng.integers(0, 60, (180, 4, 4, 3)) + 60 * labels[:, None, None, None]).astype(np.uint8)
+    skewed = [np.arange(0, 120), np.arange(120, 180)]  # other labels, one camera
+    means, spreads = image_features(images, labels, skewed)
+    assert feature_shift(feature_distances(means, spreads), [120, 60]) < 0.25
+    half = [np.arange(0, 180, 2), np.arange(1, 180, 2)]
+    images[1::2, ..., 0] += 40  # a red cast at the second client
+    means, spreads = image_features(images, labels, half)
+    assert feature_shift(feature_distances(means, spreads), [90, 90]) > 0.5

@@ -1,7 +1,7 @@
 """The commands as a user types them, in real processes where exit codes matter."""
 
 import json
-import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,14 +10,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedld.cli import app
+from fedld.cli import app, start
 
 FEDLD = str(Path(sys.executable).with_name("fedld"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    os.environ["FEDLD_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 def refused(*arguments: str) -> str:
@@ -86,6 +81,46 @@ def test_compare_makes_table_and_report_on_equal_conditions(tmp_path):
     )
     assert json.loads(again.stdout.strip().splitlines()[-1]) == table
     assert "other settings" in refused(*command, "--resume", "--lr", "0.3")
+    shutil.rmtree(out / "runs/fedprox-seed1")
+    finish = ["compare", "--resume", str(out), "--jobs", "0", "--json"]
+    alone = json.loads(CliRunner().invoke(app, finish).stdout.strip().splitlines()[-1])
+    assert [row["final"] for row in alone["rows"]] == [row["final"] for row in table["rows"]]
+    for words, sentence in (
+        (["--resume", str(out), "--lr", "0.3"], "give --resume, and no settings"),
+        (["--resume", str(tmp_path)], "holds no study to finish"),
+    ):
+        assert sentence in str(CliRunner().invoke(app, ["compare", *words]).exception)
+
+
+def test_what_is_asked_for_and_not_there_is_said_once(tmp_path):
+    """Clients where the data names them, BatchNorm to keep where there is none."""
+    images = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8)
+    sites = np.array(["north", "south"])[np.arange(60) // 30]
+    np.savez(tmp_path / "own.npz", images=images, labels=np.arange(60) % 2, site=sites)
+    options = ["--dataset", f"npz:{tmp_path}/own.npz", "--rounds", "1", "--jobs", "0"]
+    words = ["compare", "--clients", "5", "--methods", "fedbn,central", "--seeds", "0,1", *options]
+    said = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "study")])
+    assert said.exit_code == 0, said.output
+    assert said.output.count("clients = 5 is not used: the data names its 2 clients") == 1
+    assert said.output.count("method 'fedbn' keeps nothing with the clients here: network 'cnn'") == 1
+
+
+def test_debug_shows_where_an_own_method_failed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom fedld.methods import FedAvg\n\n@dataclass(frozen=True)\n"
+        "class Mine(FedAvg):\n    def client_update(self, client):\n"
+        "        raise ValueError('a bug of mine')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["run", *small(rounds=1, workers=0, method="mine:Mine"), "--out"]
+    for shown, asked in ((False, ["fedld"]), (True, ["fedld", "--debug"])):
+        monkeypatch.setattr(sys, "argv", [*asked, *words, str(tmp_path / f"run{shown}")])
+        with pytest.raises(SystemExit) as ended:
+            start()
+        said = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert ("raise ValueError('a bug of mine')" in said) is shown
+        assert said.strip().splitlines()[-1].startswith("fedld: client 'client_1' failed in round 1")
 
 
 def test_data_shows_the_partition(tmp_path):

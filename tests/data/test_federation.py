@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from fedld.data import DataSpec, describe, load
-from fedld.data.table import cache_root, cached, write_table
+from fedld.data.table import cached, write_table
 from fedld.errors import FedLDError
+from fedld.paths import cache_root
 
 SMALL = DataSpec(samples=240, clients=3)
 

@@ -64,7 +64,7 @@ def test_statistics_are_those_of_the_training_pixels(arrays, open_npz):
 
 def test_without_a_split_a_stratified_fifth_is_the_test_set(arrays, open_npz):
     del arrays["split"]
-    one, again, other = (open_npz(arrays, partition="iid", seed=seed) for seed in (0, 0, 1))
+    one, again, other = (open_npz(arrays, partition="iid", seed=k, test_seed=k) for k in (0, 0, 1))
     assert np.bincount(one.labels[one.test]).tolist() == [8, 8, 8]
     assert (one.test == again.test).all()
     assert (one.test != other.test).any()

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import re
 import tarfile
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedld.data.partition import PARTITIONS, dirichlet_sslfl, partition
+from fedld.data.partition import PARTITIONS, _fill_up, dirichlet_sslfl, partition, repair
 from fedld.errors import FedLDError
 
 PUBLISHED = {1: 100.0, 2: 1.0, 3: 0.5}
@@ -167,3 +168,39 @@ def test_impossible_classes():
 def test_unknown_partition_offers_the_nearest():
     with pytest.raises(FedLDError, match="did you mean 'dirichlet'"):
         partition("dirichelt", np.arange(100) % 2, 2)
+
+
+def test_a_repaired_partition_says_by_how_much():
+    labels = np.arange(400) % 4
+    drawn, fixed = (partition("dirichlet", labels, 20, alpha=0.01, min_size=size) for size in (1, 10))
+    text = repair(labels, 20, 0.01, min_size=10)
+    assert repair(labels, 5, 100.0) is None
+    moved = int(re.search(r"(\d+) of 400 images changed their client", text)[1])
+    assert min(map(len, fixed)) == 10 > min(map(len, drawn))
+    assert 10 <= moved <= 200
+
+
+def test_a_raw_draw_is_the_plain_one_or_an_error():
+    labels = np.arange(400) % 4
+    plain = partition("dirichlet-raw", labels, 4, alpha=100.0)
+    assert all(
+        (a == b).all() for a, b in zip(plain, partition("dirichlet", labels, 4, alpha=100.0), strict=True)
+    )
+    with pytest.raises(FedLDError, match=r"smallest of 20 clients draws \d images, fewer than min_size 10"):
+        partition("dirichlet-raw", labels, 20, alpha=0.01)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 30), min_size=2, max_size=20), st.integers(1, 5))
+def test_repair_takes_from_the_largest_client_one_by_one(sizes, least):
+    """Looking for the largest among all clients each time gives the same, slowly."""
+    sizes[0] += least * len(sizes)  # room enough
+    parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    slow = list(parts)
+    for poor in range(len(slow)):
+        while (need := least - len(slow[poor])) > 0:
+            rich = max(range(len(slow)), key=lambda i: len(slow[i]))
+            give = min(need, max(1, (len(slow[rich]) - least) // 2))
+            slow[poor] = np.concatenate([slow[poor], slow[rich][-give:]])
+            slow[rich] = slow[rich][:-give]
+    assert [part.tolist() for part in _fill_up(parts, least)] == [part.tolist() for part in slow]

@@ -9,18 +9,21 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from fedld.config.resolve import make_data_spec, make_method
 from fedld.data import load
 from fedld.engine.loop import run
+from fedld.engine.network import divided
 from fedld.engine.setup import sample
-from fedld.engine.work import initial_model
 from fedld.errors import FedLDError
+from fedld.records.schema import CLIENTS, CROSS_LOSS, ROUNDS
+from fedld.records.writer import read_lines
 
 
 def test_the_records_say_what_happened(small, tmp_path):
     experiment = small(method="fedld", sample_rate=0.5, rounds=3)
     summary = run(experiment, tmp_path / "run")
-    rounds = [json.loads(line) for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()]
-    clients = [json.loads(line) for line in (tmp_path / "run/clients.jsonl").read_text().splitlines()]
+    rounds = read_lines(tmp_path / "run", ROUNDS)
+    clients = read_lines(tmp_path / "run", CLIENTS)
     assert [line["round"] for line in rounds] == [1, 2, 3]
     for key in (
         "accuracy",
@@ -49,8 +52,8 @@ def test_the_saved_model_has_ordinary_names_shapes_and_dtypes(small, tmp_path):
     experiment = small(model="resnet8", rounds=1)
     run(experiment, tmp_path / "run")
     saved = load_file(tmp_path / "run/model.safetensors")
-    method = experiment.make_method()
-    expected = initial_model(experiment, method, load(experiment.data_spec())).state_dict()
+    method = make_method(experiment)
+    expected = divided(experiment, method, load(make_data_spec(experiment)))[1].state_dict()
     assert {k: v.shape for k, v in saved.items()} == {k: tuple(v.shape) for k, v in expected.items()}
     counters = [v for k, v in saved.items() if k.endswith("num_batches_tracked")]
     assert counters
@@ -68,14 +71,15 @@ def test_any_number_of_workers_gives_the_same_bytes(small, tmp_path, contents):
 
 
 def test_sampling_is_by_rate_or_number_and_by_round(small):
-    assert sample(small(), 10, 1) == list(range(10))
-    assert len(sample(small(sample_rate=0.25), 10, 1)) == 2
-    assert len(sample(small(sample_clients=3), 10, 1)) == 3
-    assert sample(small(sample_rate=0.01), 10, 1)
-    draws = {tuple(sample(small(sample_clients=3), 10, r)) for r in range(20)}
+    names = list("abcdefghij")
+    assert sample(small(), names, 1) == names
+    assert len(sample(small(sample_rate=0.25), names, 1)) == 2
+    assert len(sample(small(sample_clients=3), names, 1)) == 3
+    assert sample(small(sample_rate=0.01), names, 1)
+    draws = {tuple(sample(small(sample_clients=3), names, r)) for r in range(20)}
     assert len(draws) > 10
     with pytest.raises(FedLDError, match="cannot sample 12 of 10"):
-        sample(small(sample_clients=12), 10, 1)
+        sample(small(sample_clients=12), names, 1)
 
 
 def test_bad_data_leaves_no_directory(small, tmp_path):
@@ -96,8 +100,8 @@ def test_a_directory_with_a_run_is_refused_and_untouched(small, tmp_path, conten
 def test_the_buffer_policy_decides_who_keeps_batchnorm_statistics(small, tmp_path, buffers):
     run(small(model="resnet8", buffers=buffers, rounds=1), tmp_path / "run")
     mean = load_file(tmp_path / "run/model.safetensors")["bn1.running_mean"]
-    states = list((tmp_path / "run/states").glob("*.safetensors"))
-    assert np.any(mean != 0) == (buffers == "global")  # the statistics start at 0
+    states = list((tmp_path / "run/states").glob("*.state"))
+    assert np.any(mean != 0) == (buffers != "frozen")  # the statistics start at 0
     assert bool(states) == (buffers == "local")
 
 
@@ -105,17 +109,17 @@ def test_one_client_and_a_single_class_client_are_fine(small, tmp_path):
     summary = run(small(method="fedld", clients=1, partition="iid", rounds=1), tmp_path / "one")
     assert summary["clients"] == 1
     classes = small(method="fedld", partition="classes", classes_per_client=1, clients=10, rounds=1)
-    assert run(classes, tmp_path / "classes")["final_accuracy"] > 0
-    lines = [json.loads(line) for line in (tmp_path / "classes/clients.jsonl").read_text().splitlines()]
+    assert np.isfinite(run(classes, tmp_path / "classes")["final_loss"])
+    lines = read_lines(tmp_path / "classes", CLIENTS)
     assert all(np.count_nonzero(line["label_counts"]) == 1 for line in lines)
 
 
 def test_the_identity_of_the_decomposition_holds_on_a_sampled_run(small, tmp_path):
     run(small(method="fedld", sample_rate=0.5, decompose=2, rounds=4), tmp_path / "run")
-    rounds = [json.loads(line) for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()]
+    rounds = read_lines(tmp_path / "run", ROUNDS)
     decomposed = [line for line in rounds if "local_loss" in line]
     assert [line["round"] for line in decomposed] == [1, 2, 4]
-    matrices = [json.loads(line) for line in (tmp_path / "run/cross_loss.jsonl").read_text().splitlines()]
+    matrices = read_lines(tmp_path / "run", CROSS_LOSS)
     for line, matrix in zip(decomposed, matrices, strict=True):
         p = np.array(matrix["sizes"]) / sum(matrix["sizes"])
         total = line["local_loss"] + line["shift_loss"] + line["aggregation_loss"]
@@ -127,10 +131,7 @@ def test_losses_that_come_with_training_equal_those_measured_for_the_decompositi
     """`client_losses = false` measures every entry by itself; the default reuses what training measured."""
     for losses in (True, False):
         run(small(decompose=1, rounds=2, client_losses=losses), tmp_path / str(losses))
-    reused, measured = (
-        [json.loads(line) for line in (tmp_path / str(x) / "cross_loss.jsonl").read_text().splitlines()]
-        for x in (True, False)
-    )
+    reused, measured = (read_lines(tmp_path / str(x), CROSS_LOSS) for x in (True, False))
     for one, other in zip(reused, measured, strict=True):
         assert one["global_losses"] == other["global_losses"]
         # a local model is sent as w + (w_i - w), which rounds
@@ -153,7 +154,7 @@ def test_an_estimated_decomposition_comes_with_standard_errors(small, tmp_path):
 SCRIPT = """
 from dataclasses import dataclass
 from pathlib import Path
-from fedld.engine.experiment import make_experiment
+from fedld.config.experiment import make_experiment
 from fedld.engine.loop import run
 {own}
 settings = {{"method": "{name}", "rounds": 1, "dataset": "digits", "clients": 2, "workers": 1}}

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from fedld.engine.flower.keys import make_certificates, make_site_key
+from fedld.engine.backends.flower.keys import make_certificates, make_site_key
 
 SITES = ("alpha", "beta", "gamma")
 FEDLD = str(Path(sys.executable).with_name("fedld"))
-FLWR = str(Path(sys.executable).with_name("flwr"))
 
 
 def free_port():
@@ -27,7 +26,9 @@ def free_port():
 
 
 class Consortium:
-    """Processes of one federation; `secure` with TLS and a key a site."""
+    """Processes of one federation; `secure` with TLS and a key per site."""
+
+    sites, fedld = SITES, FEDLD
 
     def __init__(self, folder, data, secure):
         self.folder, self.data, self.secure = folder, data, secure
@@ -41,12 +42,8 @@ class Consortium:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
         }
-        trust = "insecure = true"
         if secure:
-            trust = f'root-certificates = "{folder}/certificates/ca.crt"'
             make_certificates(["127.0.0.1"], folder / "certificates")
-        config = f'[superlink.test]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
-        (folder / "flwr" / "config.toml").write_text(config)
 
     def call(self, *words, check=True):
         done = subprocess.run(
@@ -72,26 +69,22 @@ class Consortium:
             words += ["--ca", "certificates/ca.crt", "--certificate", "certificates/server.crt"]
             words += ["--key", "certificates/server.key"]
         self.start("server", *words, *([] if self.secure else ["--insecure"]))
-        self.wait(self._listens, 120)
-
-    def _listens(self):
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+        self.wait((self.folder / "runs" / "running.json").exists, 120)
 
     def register(self, site):
         make_site_key(site, self.folder / "keys")
-        self.call(FLWR, "supernode", "register", f"keys/{site}.pub", "test", "--name", site)
+        self.call(FEDLD, "server", "register", "--key", f"keys/{site}.pub", "--name", site)
 
     def start_site(self, site, data=None, **options):
         words = [FEDLD, "site", "start", "--name", site, "--superlink", f"127.0.0.1:{self.port}"]
-        words += ["--data", str(data or self.data / f"{site}.npz"), "--state", "state"]
+        words += ["--data", str(data or self.data / f"{site}.npz"), "--state", "state", "--min-images", "20"]
         words += (
             ["--ca", "certificates/ca.crt", "--key", f"keys/{site}.key"] if self.secure else ["--insecure"]
         )
         self.start(site, *words)
 
     def submit(self, name, out, *options):
-        words = [FEDLD, "run", "--engine", "flower", "--superlink", "test", "--json", *options]
+        words = [FEDLD, "run", "--engine", "flower", "--json", *options]
         place = ["--out"] if "--resume" not in options else []
         self.start(name, *words, *place, str(self.folder / "runs" / out))
         return self.processes[name]
@@ -138,7 +131,7 @@ def _lives(group):
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
-    """The digits of three unequal sites: all in one file, one file a site, and the test set."""
+    """The digits of three unequal sites: all in one file, one file per site, and the test set."""
     folder = tmp_path_factory.mktemp("digits")
     found, rng = load_digits(), np.random.default_rng(0)
     order = rng.permutation(len(found.target))[:600]
@@ -156,16 +149,13 @@ def digits(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def consortium(tmp_path_factory, digits):
-    """Makes consortia and ends them."""
-    made = []
-
-    def make(secure):
-        made.append(Consortium(tmp_path_factory.mktemp("consortium"), digits, secure))
-        made[-1].start_server()
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+@pytest.fixture(scope="session")
+def secure(tmp_path_factory, digits):
+    """One consortium for all tests that leave it as they found it: TLS, node keys, three sites."""
+    made = Consortium(tmp_path_factory.mktemp("consortium"), digits, secure=True)
+    made.start_server()
+    for site in SITES:
+        made.register(site)
+        made.start_site(site)
+    yield made
+    made.close()

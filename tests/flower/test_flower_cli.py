@@ -1,5 +1,6 @@
 """What an engineer types: checks, keys, safe defaults."""
 
+import re
 import stat
 import subprocess
 import sys
@@ -13,11 +14,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedld.cli.site import server, site
-from fedld.engine.experiment import make_experiment
-from fedld.engine.flower.check import check_site
-from fedld.engine.flower.launch import Node, Server
-from fedld.engine.flower.server import allowed
-from fedld.engine.flower.submit import flower_defaults, submit
+from fedld.config.experiment import make_experiment
+from fedld.engine.backends.flower.check import check_site
+from fedld.engine.backends.flower.launch import FlowerServer, Node
+from fedld.engine.backends.flower.server import allowed
+from fedld.engine.backends.flower.submit import flower_defaults, submit
 from fedld.errors import FedLDError
 
 ROOT = Path(__file__).parents[2]
@@ -70,18 +71,18 @@ def test_check_tells_the_size_of_an_update(digits):
 
 
 def test_insecure_is_for_this_machine_only(tmp_path):
-    assert "--insecure" in Server("127.0.0.1", 8000, tmp_path, insecure=True).command()
+    assert "--insecure" in FlowerServer("127.0.0.1", 8000, tmp_path, insecure=True).words()
     with pytest.raises(FedLDError, match=r"not for '0.0.0.0'"):
-        Server("0.0.0.0", 8000, tmp_path, insecure=True).command()
+        FlowerServer("0.0.0.0", 8000, tmp_path, insecure=True).words()
     node = ("a", tmp_path, "example.org:8000", tmp_path)
     with pytest.raises(FedLDError, match=r"not for 'example.org'"):
-        Node(*node, insecure=True).command()
+        Node(*node, insecure=True).words()
     with pytest.raises(FedLDError, match="--ca is needed"):
-        Node(*node).command()
+        Node(*node).words()
     with pytest.raises(FedLDError, match="--ca is needed"):
-        Server("0.0.0.0", 8000, tmp_path).command()
+        FlowerServer("0.0.0.0", 8000, tmp_path).words()
     with pytest.raises(FedLDError, match="letters, digits"):
-        Node('a" data="/etc', tmp_path, "localhost:1", tmp_path, insecure=True).command()
+        Node('a" data="/etc', tmp_path, "localhost:1", tmp_path, insecure=True).words()
 
 
 def test_certificates_and_keys(tmp_path):
@@ -98,10 +99,12 @@ def test_certificates_and_keys(tmp_path):
     assert isinstance(again.exception, FedLDError)
     command = Node(
         "alpha", tmp_path, "example.org:1", tmp_path, tmp_path / "ca.crt", tmp_path / "alpha.key"
-    ).command()
+    ).words()
     assert {"--root-certificates", "--auth-supernode-private-key"} <= set(command)
-    secure = Server("0.0.0.0", 1, tmp_path, *(tmp_path / n for n in ("ca.crt", "server.crt", "server.key")))
-    assert {"--enable-supernode-auth", "--ssl-certfile", "--database"} <= set(secure.command())
+    secure = FlowerServer(
+        "0.0.0.0", 1, tmp_path, *(tmp_path / n for n in ("ca.crt", "server.crt", "server.key"))
+    )
+    assert {"--enable-supernode-auth", "--ssl-certfile", "--database"} <= set(secure.words())
 
 
 def test_runs_are_written_where_the_server_says(monkeypatch, tmp_path):
@@ -114,7 +117,7 @@ def test_runs_are_written_where_the_server_says(monkeypatch, tmp_path):
 def test_a_foreign_app_is_never_loaded():
     """Whatever app a message belongs to, the guarded programs load fedld's."""
     code = """
-from fedld.engine.flower import site, warm
+from fedld.engine.backends.flower import site, warm
 warm._only_fedld("clientapp")
 from flwr.clientapp.utils import get_load_client_app_fn
 from flwr.supernode.runtime import run_clientapp
@@ -126,17 +129,38 @@ assert module.get_load_client_app_fn("", None, True)("mallory/trojan", "1.0", "b
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_quorum_defaults_and_unknown_superlinks(tmp_path, monkeypatch):
+def test_quorum_defaults_and_servers_that_are_not_there(tmp_path):
     assert flower_defaults({"clients": 5})["min_clients"] == 3
     assert flower_defaults({"clients": 10, "sample_rate": 0.2})["min_clients"] == 2
     assert flower_defaults({"clients": 3, "min_clients": 1})["min_clients"] == 1
     assert flower_defaults({"dataset": "npz:x.npz"})["dataset"] == f"npz:{Path.cwd()}/x.npz"
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    with pytest.raises(FedLDError, match="SuperLink 'nowhere' did not take the run"):
-        submit("nowhere", tmp_path / "out", make_experiment({}), lambda _: None)
+    with pytest.raises(FedLDError, match="no server keeps its runs in"):
+        submit(tmp_path / "nowhere", tmp_path / "out", make_experiment({}), lambda _: None)
 
 
 def test_flower_finds_the_apps():
     assert validate("digits:server", project_dir=ROOT / "examples" / "flower" / "app") == (True, None)
-    assert validate("fedld.engine.flower.server:app") == (True, None)
-    assert validate("fedld.engine.flower.site:app") == (True, None)
+    assert validate("fedld.engine.backends.flower.server:app") == (True, None)
+    assert validate("fedld.engine.backends.flower.site:app") == (True, None)
+
+
+def test_logs_are_plain_have_the_time_and_are_rotated(tmp_path):
+    """Also of what processes print that were started by the one that logs; the output goes on as before."""
+    code = (
+        "import os, sys; from pathlib import Path; from fedld.engine.backends.flower.log import logged\n"
+        "with logged(Path('site.log'), largest=2000):\n"
+        "    print('\\x1b[92mINFO\\x1b[0m: ready', flush=True)\n"
+        "    os.system('echo from a child >&2')\n"
+        "    [print('line', k, '.' * 50) for k in range(200)]\n"
+        "print('afterwards')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[:2] == ["INFO: ready", "from a child"]
+    assert done.stdout.splitlines()[-1] == "afterwards"
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["site.log", *(f"site.log.{k}" for k in range(1, 6))]
+    assert all((tmp_path / name).stat().st_size <= 2000 for name in files)
+    text = (tmp_path / "site.log").read_text()
+    assert re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z  line \d+ \.+\n)+", text)

@@ -6,22 +6,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 
-from fedld.engine.experiment import make_experiment
-from fedld.engine.flower.keys import make_site_key
-from fedld.engine.flower.submit import flower_defaults, submit
+from fedld.config.experiment import make_experiment
+from fedld.engine.backends.flower.control import Control
+from fedld.engine.backends.flower.keys import make_site_key
+from fedld.engine.backends.flower.submit import flower_defaults, submit
 from fedld.engine.loop import quiet, run
+from fedld.records.vouched import read_vouched
 
 METHODS = {
     "fedavg": {"decompose": 1},
     "fedld": {},
     "fedbn": {"model": "resnet8"},
     "scaffold": {"momentum": 0.0},
+    "fediir": {},
+    "fedprox": {"model": "resnet8", "train": "head"},
 }
 COMMON = {"clients": 3, "rounds": 2, "seed": 3, "lr": 0.05}
-SITES = ("alpha", "beta", "gamma")
-FLWR = str(Path(sys.executable).with_name("flwr"))
 SUPERNODE = str(Path(sys.executable).with_name("flower-supernode"))
 
 
@@ -30,21 +32,17 @@ def options(settings):
 
 
 @pytest.fixture(scope="module")
-def secure(consortium):
-    made = consortium(secure=True)
-    for site in SITES:
-        made.register(site)
-        made.start_site(site)
-    return made
-
-
-@pytest.fixture(scope="module")
 def finished(secure, digits):
     """All methods at once: runs do not disturb each other."""
 
     def one(name):
         settings = COMMON | METHODS[name] | {"method": name, "dataset": f"npz:{digits}/test.npz"}
-        submit("test", secure.folder / "runs" / name, make_experiment(flower_defaults(settings)), quiet)
+        submit(
+            secure.folder / "runs",
+            secure.folder / "runs" / name,
+            make_experiment(flower_defaults(settings)),
+            quiet,
+        )
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as threads:
         for key, value in secure.environment.items():
@@ -77,25 +75,45 @@ def test_the_records_are_the_local_engines(finished, digits, tmp_path):
         assert ours == theirs
 
 
+def test_only_what_is_trained_is_on_the_wire(finished):
+    summary = json.loads((finished.folder / "runs" / "fedprox" / "summary.json").read_text())
+    moments = 2 * 64  # of the head's inputs: sums in float64 before the first round, fixed numbers afterwards
+    tail = 4 * (summary["trained_parameters"] + moments)
+    assert summary["bytes_up"] == 3 * (2 * tail + 8 * (moments + 1))
+    assert summary["bytes_down"] == 3 * 3 * tail
+    assert 50 * summary["trained_parameters"] < summary["parameters"]
+
+
 def test_states_are_at_the_sites_and_nowhere_else(finished):
-    for site in SITES:
-        kept = [load_file(path) for path in (finished.folder / "state" / site).glob("*/states/*.safetensors")]
+    for site in finished.sites:
+        kept = [
+            load(read_vouched(path)) for path in (finished.folder / "state" / site).glob("*/states/*.state")
+        ]
         assert any("private" in state for state in kept)
         assert any("private" not in state for state in kept)
     assert not list((finished.folder / "runs").glob("**/client_*"))
+
+
+def test_status_and_ledgers_of_a_consortium_at_work(finished):
+    done = finished.call(finished.fedld, "site", "status", "--name", "alpha", "--state", "state")
+    assert "lines, whole" in done.stdout
+    assert "lines are whole" in finished.call(finished.fedld, "ledger", "verify", "runs").stdout
+    assert finished.call(finished.fedld, "server", "status").stdout.count(": online since") == 3
 
 
 def test_strangers_are_refused(secure):
     """A key that nobody registered, and a node without TLS."""
     make_site_key("mallory", secure.folder / "keys")
     secure.start_site("mallory", data=secure.data / "beta.npz")
-    assert secure.processes.pop("mallory").wait(60) != 0
+    assert secure.processes.pop("mallory").wait(60) == 2
+    said = secure.log("mallory")
+    assert "the key of 'mallory' is not registered" in said
+    assert "Traceback" not in said
     secure.start(
         "plain", SUPERNODE, "--insecure", "--superlink", f"127.0.0.1:{secure.port}", "--max-retries", "1"
     )
     assert secure.processes.pop("plain").wait(60) != 0
-    listed = secure.call(FLWR, "supernode", "list", "test", "--format", "json").stdout
-    assert listed.count('"online"') == 3
+    assert [node.status for node in Control(secure.folder / "runs").nodes()] == ["online"] * 3
 
 
 def test_a_killed_server_resumes(secure, digits, tmp_path):

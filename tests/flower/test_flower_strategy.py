@@ -74,7 +74,7 @@ def test_the_mean_rule_is_flowers_average():
     assert ours["norm.num_batches_tracked"].dtype == torch.int64
 
 
-@pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.parametrize("rule", sorted(set(RULES) - {"measured"}))  # which asks clients
 def test_every_rule(rule):
     made, after = train(lambda options: PrincipalStrategy(rule, **options), nodes=5)
     updates = torch.stack([torch.arange(6.0).view(2, 3).roll(k).flatten() * k for k in range(1, 6)])

@@ -1,12 +1,14 @@
 """The one SGD loop, the reply, and the batches."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fedld.layout import FlatModel, Layout
-from fedld.local import LocalClient, Samples, Training
+from fedld.local import LocalClient, Objective, Samples, Training
 from fedld.models import build
 
 
@@ -20,11 +22,11 @@ def samples(count=23, size=8):
 def client(model=None, private=(), round_=1, **setting):
     model = model or build("cnn", classes=2, image_size=8, seed=0)
     flat = FlatModel(model, Layout.of(model, private))
-    return LocalClient("a", round_, flat, samples(), Training(batch_size=5, lr=0.05, **setting), seed=3)
+    training = replace(Training(1, 5, 0.05, 0.0), **setting)
+    return LocalClient("a", round_, flat, samples(), training, seed=3)
 
 
-def loss(model, images, labels):
-    return nn.functional.cross_entropy(model(images), labels)
+loss = Objective().loss
 
 
 @pytest.mark.parametrize("setting", [{}, {"momentum": 0.9, "weight_decay": 0.01}, {"epochs": 3}])
@@ -33,16 +35,16 @@ def test_the_loop_is_plain_sgd(setting):
     one, twin = client(**setting), build("cnn", classes=2, image_size=8, seed=0)
     batches = []
 
-    def recorded(model, images, labels):
-        batches.append((images.clone(), labels))
-        return loss(model, images, labels)
+    def recorded(context):
+        batches.append((context.images.clone(), context.labels))
+        return loss(context)
 
     one.train(recorded)
     momentum, decay = setting.get("momentum", 0.0), setting.get("weight_decay", 0.0)
     optimiser = torch.optim.SGD(twin.parameters(), 0.05, momentum=momentum, weight_decay=decay)
     for images, labels in batches:
         optimiser.zero_grad()
-        loss(twin, images, labels).backward()
+        nn.functional.cross_entropy(twin(images), labels).backward()
         optimiser.step()
     assert len(batches) == one.steps == 5 * setting.get("epochs", 1)
     for name, parameter in twin.named_parameters():
@@ -64,8 +66,9 @@ def test_a_correction_edits_the_gradient():
 
 
 def test_training_depends_on_seed_and_round_and_leaves_the_global_generator_alone():
-    def noisy(model, images, labels):
-        return loss(model, images + 0.1 * torch.randn_like(images), labels)
+    def noisy(context):
+        noise = 0.1 * torch.randn_like(context.images)
+        return loss(replace(context, images=context.images + noise))
 
     results = []
     for state, round_ in ((1, 1), (2, 1), (1, 2)):

@@ -1,6 +1,5 @@
 """A federation small enough to check by hand: full-batch models in float64, driven without the engine."""
 
-import os
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,7 +9,7 @@ from torch import nn
 
 from fedld.layout import FlatModel, Layout
 from fedld.local import LocalClient, Training
-from fedld.methods import Replies
+from fedld.methods import Messages, Replies
 
 
 class FullBatch:
@@ -46,7 +45,7 @@ class Federation:
         self.model = self.method.adapt(self.model)
         self.layout = Layout.of(self.model, self.method.private(self.model))
         self.flat = FlatModel(self.model, self.layout)
-        self.server = self.method.init(self.flat.vector.clone(), self.layout, len(self.data))
+        self.server = self.method.init(self.flat.vector.clone(), self.layout, self.sizes)
         self.replies = None
 
     def load(self, i):
@@ -57,7 +56,7 @@ class Federation:
         if "private" in state:
             self.layout.set_private(self.flat.vector, state.pop("private"))
         if "private" in message:
-            self.flat.vector[self.layout.shared : self.layout.trainable] = message.pop("private")
+            self.layout.private_parameters(self.flat.vector).copy_(message.pop("private"))
         return message, state
 
     def client(self, i):
@@ -67,28 +66,38 @@ class Federation:
     def round(self, *clients):
         clients = clients or tuple(range(len(self.data)))
         self.rounds += 1
+        senders = {
+            "clients": tuple(f"c{i}" for i in clients),
+            "rows": list(clients),
+            "sizes": tuple(self.sizes[i] for i in clients),
+            "client_weights": self.method.client_weights,
+        }
+        if self.method.prepares:
+            self.prepared = [self.method.prepare(self.client(i)) for i in clients]
+            self.server = self.method.gather(self.server, Messages(**senders, messages=self.prepared))
         found = []
         for i in clients:
             found.append(self.method.client_update(self.client(i)))
             if found[-1].state:
                 self.states[i] = found[-1].state
         self.replies = Replies(
-            self.layout,
-            clients,
-            tuple(f"c{i}" for i in clients),
-            tuple(self.sizes[i] for i in clients),
-            torch.stack([reply.update for reply in found]),
-            [reply.message for reply in found],
-            tuple(reply.metrics["steps"] for reply in found),
+            **senders,
+            messages=[reply.message for reply in found],
+            layout=self.layout,
+            updates=torch.stack([reply.update for reply in found]),
+            steps=tuple(reply.metrics["steps"] for reply in found),
         )
         self.server, self.combined = self.method.server_update(self.server, self.replies)
         return self.server.weights[: self.layout.trainable].clone()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory):
-    """A cache of the tests' own: nothing is read from the user's."""
-    os.environ["FEDLD_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+def one_thread():
+    """Models of a dozen numbers gain nothing from a second thread, and wait for it on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -102,7 +111,7 @@ def oracle():
 
 @pytest.fixture
 def softmax_regression(oracle):
-    """The three clients of local_traces.npz under a method; steps a round and sizes may differ by client."""
+    """The three clients of local_traces.npz under a method; steps per round and sizes may differ."""
     traces = oracle("local_traces")
 
     def make(method, steps=(4, 4, 4), sizes=(1, 1, 1), **setting):
@@ -111,7 +120,7 @@ def softmax_regression(oracle):
         with torch.no_grad():
             model.weight.copy_(w0[:12].view(3, 4))
             model.bias.copy_(w0[12:])
-        base = replace(Training(lr=float(traces["lr"])), **setting)
+        base = replace(Training(1, 50, float(traces["lr"]), 0.0), **setting)
         pairs = zip(traces["X"], traces["Y"], strict=True)
         data = [FullBatch(torch.from_numpy(x), torch.from_numpy(y)) for x, y in pairs]
         return Federation(method, model, data, [replace(base, epochs=k) for k in steps], sizes)
@@ -130,7 +139,7 @@ def images():
             labels = torch.arange(samples) % 2
             pixels = torch.randn(samples, 3, size, size, generator=generator, dtype=dtype)
             data.append(FullBatch(pixels + labels.to(dtype)[:, None, None, None] * 0.5, labels))
-        training = [Training(lr=0.05, **setting)] * clients
+        training = [replace(Training(1, 50, 0.05, 0.0), **setting)] * clients
         return Federation(method, model.to(dtype), data, training, (samples,) * clients)
 
     return make

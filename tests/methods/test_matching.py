@@ -72,7 +72,7 @@ def test_shuffled_copies_of_one_network_are_recognised(method):
         noisy = vector + 0.003 * torch.randn(vector.shape, generator=noise, dtype=vector.dtype)
         clients.append(rearranged(layout, noisy, orders))
         truth.append([np.argsort(order) for order in orders])
-    server = method.init(vector, layout, 3)
+    server = method.init(vector, layout, [1, 1, 1])
     found = method.orders(server, [layers(layout, client) for client in clients])
     for own, expected in zip(found, truth, strict=True):
         for order, right in zip(own, expected, strict=True):
@@ -91,7 +91,7 @@ def test_the_server_averages_matched_models(images, method):
     updates[1] = rearranged(layout, start + updates[1], turned) - start
     from dataclasses import replace
 
-    server = method.init(start, layout, 3)
+    server = method.init(start, layout, [1, 1, 1])
     straight, _ = method.server_update(server, federation.replies)
     shuffled, _ = method.server_update(server, replace(federation.replies, updates=updates))
     torch.testing.assert_close(straight.weights, shuffled.weights)
@@ -109,6 +109,21 @@ def test_fedma_freezes_one_layer_more_each_round(images):
         change = federation.layout.views(federation.server.weights - before)
         assert [bool(change[name].any()) for name in names] == [k >= frozen for k in range(len(names))]
         before = federation.server.weights.clone()
+
+
+def test_fedma_averages_each_class_of_the_last_layer_by_its_own_counts(images):
+    """Client 0 has class 0 only, client 1 has three quarters of class 1, client 2 the rest of it."""
+    federation = images(FedMA(clip=float("inf")), network())
+    for data, labels in zip(federation.data, ([0] * 12, [1] * 9 + [0] * 3, [1] * 3 + [0] * 9), strict=True):
+        data.labels = torch.tensor(labels)
+    federation.round()
+    weight, bias = federation.layout.entries[-2:]
+    for entry in (weight, bias):
+        assert entry.name.startswith("classifier")
+        own = torch.stack([entry.view(update) for update in federation.replies.updates])
+        moved = entry.view(federation.server.weights - federation.layout.flatten(network()))
+        torch.testing.assert_close(moved[0], (12 * own[0, 0] + 3 * own[1, 0] + 9 * own[2, 0]) / 24)
+        torch.testing.assert_close(moved[1], (9 * own[1, 1] + 3 * own[2, 1]) / 12)
 
 
 def test_fedma_clips_gradients(images):
@@ -137,5 +152,5 @@ def test_gamf_tells_channels_apart_by_what_they_feed():
     widths = [len(layer.bias) for layer in layers(layout, vector)[:-1]]
     orders = [np.random.default_rng(4).permutation(widths[0]), *(np.arange(width) for width in widths[1:])]
     clients = [layers(layout, vector), layers(layout, rearranged(layout, vector, orders))]
-    found = method.orders(method.init(vector, layout, 2), clients)
+    found = method.orders(method.init(vector, layout, [1, 1]), clients)
     np.testing.assert_array_equal(found[1][0], np.argsort(orders[0]))

@@ -49,6 +49,6 @@ def test_clients_get_different_mixtures_by_layer(images):
         federation.round()
     extra = federation.server.extra
     rows = [alpha({k: extra[k][i] for k in ("v", "w1", "w2")}, extra["seen"]) for i in range(3)]
-    torch.testing.assert_close(rows[0].sum(1), torch.ones(len(rows[0])))
+    torch.testing.assert_close(rows[0].sum(1), torch.ones_like(rows[0][:, 0]))
     assert not torch.allclose(rows[0], rows[1])
     assert not torch.allclose(rows[0][0], rows[0][1])

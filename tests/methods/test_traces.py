@@ -54,8 +54,8 @@ def test_fednova(softmax_regression, oracle):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_travel_makes_updates_mean_gradients(softmax_regression, momentum):
-    """With a constant gradient, (w - w_i) / travel is that gradient, whatever the momentum."""
+def test_rate_sum_makes_updates_mean_gradients(softmax_regression, momentum):
+    """With a constant gradient, (w - w_i) / rate_sum is that gradient, whatever the momentum."""
     federation = softmax_regression(METHODS["fedavg"], momentum=momentum)
     client = federation.client(0)
     direction = torch.arange(15.0, dtype=torch.float64)
@@ -65,7 +65,7 @@ def test_travel_makes_updates_mean_gradients(softmax_regression, momentum):
 
     before = client.weights.clone()
     client.train(federation.method.loss, correction=constant)
-    torch.testing.assert_close((before - client.weights) / client.travel, direction)
+    torch.testing.assert_close((before - client.weights) / client.rate_sum, direction)
 
 
 def test_scaffold_sums_changes_over_all_clients(softmax_regression):

@@ -151,4 +151,23 @@ def test_batchnorm_models_train_as_views_of_a_flat_vector():
     x = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     torch.nn.functional.cross_entropy(model(x), torch.tensor([0, 1, 0, 1])).backward()
     assert flat.gradient.abs().sum() > 0
-    assert not torch.equal(flat.vector[flat.layout.buffers], before[flat.layout.buffers])
+    assert not torch.equal(flat.layout.shared_buffers(flat.vector), flat.layout.shared_buffers(before))
+
+
+def test_standardised_convolutions_ignore_scale_and_shift_of_a_filter():
+    """Same names as the network with GroupNorm; a filter counts only up to its own scale and mean."""
+    model = build("resnet8-gnws", classes=2, image_size=16, seed=0)
+    plain = build("resnet8-gn", classes=2, image_size=16, seed=0)
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    assert batchnorm_names(model) == set()
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    before, other = model(images), plain(images)
+    with torch.no_grad():
+        for network in (model, plain):
+            network.conv1.weight.mul_(3.0).add_(0.5)
+    torch.testing.assert_close(model(images), before, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(plain(images), other, rtol=1e-2, atol=1e-2)
+    w = model.conv1.weight.detach()
+    filters = (w - w.mean((1, 2, 3), keepdim=True)) / w.std((1, 2, 3), keepdim=True)
+    expected = torch.nn.functional.conv2d(images, filters, padding=1)
+    torch.testing.assert_close(model.conv1(images), expected)

@@ -5,11 +5,11 @@ import pytest
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
+from fedld.analysis.diagnosis.page import diagnose_run
 from fedld.cli import app
+from fedld.config.experiment import make_experiment
 from fedld.engine import loop
-from fedld.engine.experiment import make_experiment
 from fedld.errors import FedLDError
-from fedld.study.diagnose import diagnose_run
 
 SWAPPED = ("e", "f")
 
@@ -31,7 +31,15 @@ def sites(tmp_path_factory):
 
 
 def run(out, **settings):
-    shared = {"model": "cnn", "rounds": 6, "lr": 0.05, "decompose": 3, "workers": 0, "batch_size": 20}
+    shared = {
+        "model": "cnn",
+        "rounds": 6,
+        "lr": 0.05,
+        "momentum": 0.9,
+        "decompose": 3,
+        "workers": 0,
+        "batch_size": 20,
+    }
     loop.run(make_experiment(shared | settings), out)
     return out
 
@@ -41,7 +49,7 @@ def test_names_the_conflict_of_two_opposed_groups(tmp_path, sites):
     answer = CliRunner().invoke(app, ["diagnose", str(out)])
     assert answer.exit_code == 0, answer.output
     assert "opposed_groups" in answer.output
-    found = {f["rule"]: f for f in json.loads((out / "diagnosis.json").read_text())["findings"]}
+    found = {f["check"]: f for f in json.loads((out / "diagnosis.json").read_text())["findings"]}
     assert sorted(found["opposed_groups"]["numbers"]["minority"]) == list(SWAPPED)
     page = (out / "diagnosis.md").read_text()
     assert "a, b, c, d against e, f" in page
@@ -53,7 +61,7 @@ def test_is_quiet_on_an_iid_federation(tmp_path):
     diagnosis = diagnose_run(out)
     assert diagnosis.warnings == []
     assert "Nothing that was measured shows harm" in diagnosis.to_markdown()
-    assert [finding.rule for finding in diagnosis.findings] == ["dominant_term"]
+    assert [finding.check for finding in diagnosis.findings] == ["dominant_term"]
 
 
 def test_before_training_labels_speak():
@@ -63,7 +71,7 @@ def test_before_training_labels_speak():
         return json.loads(answer.stdout)
 
     skewed = ask("--partition", "classes", "--clients", "5")
-    assert "label_skew" in [finding["rule"] for finding in skewed["findings"]]
+    assert "label_skew" in [finding["check"] for finding in skewed["findings"]]
     assert "loss decomposition" in skewed["not_measured"]
     assert ask("--partition", "iid", "--clients", "5")["findings"] == []
 

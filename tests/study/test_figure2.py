@@ -2,9 +2,10 @@ import json
 
 import pytest
 
-from fedld.engine.records import read_lines
 from fedld.errors import FedLDError
-from fedld.study.figure2 import plan, run_figure2
+from fedld.records.schema import CROSS_LOSS
+from fedld.records.writer import read_lines
+from fedld.study.paper.figure2 import plan, run_figure2
 
 SETTINGS = {"dataset": "digits", "clients": 4, "model": "cnn", "lr": 0.05}
 
@@ -18,12 +19,12 @@ def done(tmp_path_factory):
 
 
 def matrix(out, arm, alpha="0.01", seed=0):
-    return read_lines(out / f"runs/{arm}-alpha{alpha}-seed{seed}/cross_loss.jsonl")[0]["cross_loss"]
+    return read_lines(out / f"runs/{arm}-alpha{alpha}-seed{seed}", CROSS_LOSS)[0]["cross_loss"]
 
 
-def test_both_rules_aggregate_the_same_naive_models(done):
+def test_all_rules_aggregate_the_same_naive_models(done):
     _, out, figure = done
-    assert matrix(out, "plain") == matrix(out, "principal")
+    assert matrix(out, "plain") == matrix(out, "principal") == matrix(out, "measured")
     assert matrix(out, "plain") != matrix(out, "margin")
     plain, principal = (figure.values(arm, "shift", 0.01) for arm in ("plain", "principal"))
     assert plain == principal
@@ -32,7 +33,7 @@ def test_both_rules_aggregate_the_same_naive_models(done):
 
 def test_the_terms_add_up_and_shift_grows_with_heterogeneity(done):
     _, _, figure = done
-    assert len(figure.points) == 2 * 2 * 3
+    assert len(figure.points) == 2 * 2 * 4
     for p in figure.points:
         assert p.local + p.shift + p.aggregation == pytest.approx(p.total, rel=1e-9)
     assert min(figure.values("plain", "shift", 0.01)) > max(figure.values("plain", "shift", 100.0))
@@ -43,11 +44,13 @@ def test_files_and_paired_differences(done):
     assert (out / "figure2.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (out / "figure2.svg").read_text()
     written = json.loads((out / "figure2.json").read_text())
-    assert len(written["differences"]) == 2 * 2 * 2
+    assert len(written["differences"]) == 3 * 2 * 2
     one = next(d for d in written["differences"] if d["term"] == "shift" and d["alpha"] == 0.01)
     ours, plain = figure.values("margin", "shift", 0.01), figure.values("plain", "shift", 0.01)
     assert one["mean"] == pytest.approx(sum(a - b for a, b in zip(ours, plain, strict=True)) / 2)
-    assert "| 0.01 |" in (out / "figure2.md").read_text()
+    page = (out / "figure2.md").read_text()
+    assert "| principal - plain [95 %] | measured - plain [95 %] |" in page
+    assert "| 0.01 |" in page
 
 
 def test_resuming_repeats_nothing(done):

@@ -6,11 +6,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedld.cli import app
-from fedld.engine.experiment import make_experiment
+from fedld.config.experiment import make_experiment
+from fedld.config.presets import names, read_preset
+from fedld.config.resolve import make_method
 from fedld.errors import FedLDError
 from fedld.methods import METHODS
 from fedld.study.compare import of_one_method, plan
-from fedld.study.presets import names, read_preset
 
 SITES = ["bimcv", "cohen", "gz"]
 LAMBDAS = {"retina-split1": 0.1, "retina-split2": 0.03, "retina-split3": 0.03, "covid-fl": 0.01}
@@ -65,11 +66,11 @@ def test_every_preset_is_valid_for_one_method_and_for_many(name):
     family = [method for method in METHODS if method.startswith("fedld-")]
     study = plan(settings, ["fedavg", "fedld", *family], [0], command="x")
     fedavg, fedld, *relatives = (experiment for _, experiment in study.cells)
-    assert one.make_method() == fedld.make_method()
-    assert fedavg.make_method().objective != fedld.make_method().objective
+    assert make_method(one) == make_method(fedld)
+    assert make_method(fedavg).objective != make_method(fedld).objective
     stem, _, scale = name.rpartition("-")
     lam = LAMBDAS.get(stem, 0.03)
-    assert {experiment.make_method().objective.lam for experiment in (fedld, *relatives)} == {lam}
+    assert {make_method(experiment).objective.lam for experiment in (fedld, *relatives)} == {lam}
     if scale == "paper":
         shared = (one.model, one.rounds, one.momentum, one.weight_decay, one.batch_size, one.image_size)
         assert shared == ("resnet50", 200, 0.5, 5e-4, 50, 384)

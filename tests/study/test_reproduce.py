@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from fedld.config.resolve import make_method
 from fedld.errors import FedLDError
-from fedld.study.reproduce import plan, run_plan
-from fedld.study.reproduced import Column, Reproduced
-from fedld.study.table import make_table
+from fedld.study.comparison import compare_runs
+from fedld.study.paper.reproduce import plan, run_plan
+from fedld.study.paper.reproduced import Column, Reproduced
 
 TINY = {"dataset": "digits", "model": "cnn", "image_size": 8, "rounds": 1, "batch_size": 50}
 
@@ -18,15 +19,14 @@ def run(planned, out, resume=False, progress=lambda line: None):
 
 def test_table1_beside_the_papers_numbers(tmp_path):
     settings = TINY | {"fedbn": {"lr": 0.02}}
-    planned = plan(
-        "table1", settings, [0, 1], arms=["fedavg", "fedbn"], splits=["retina-split1"], command="c"
-    )
+    arms, splits = ["fedavg", "fedbn"], ["retina-split1"]
+    planned = plan("table1", settings, [0, 1], arms=arms, splits=splits, command="c", primary="auroc")
     result = run(planned, tmp_path)
     written = json.loads((tmp_path / "table.json").read_text())
     (column,) = written["columns"]
     fedavg, fedbn = column["rows"]
     assert fedavg["final_mean"] == pytest.approx(np.mean(fedavg["final"]))
-    assert fedbn["difference"] == pytest.approx(np.mean(np.subtract(fedbn["final"], fedavg["final"])))
+    assert fedbn["difference"] == pytest.approx(np.mean(np.subtract(fedbn["auroc"], fedavg["auroc"])))
     assert fedbn["personal"] is not None
     assert fedavg["personal"] is None
     assert column["paper"]["fedbn"] == 83.91
@@ -35,6 +35,7 @@ def test_table1_beside_the_papers_numbers(tmp_path):
     assert "83.91*" in page
     assert "p (Holm)" in page
     assert "$\\pm$" in (tmp_path / "table.tex").read_text()
+    assert f"retina-split1,fedbn,1,accuracy,{fedbn['final'][1]}" in (tmp_path / "table.csv").read_text()
     assert (tmp_path / "differences.png").exists()
     assert (tmp_path / "report.html").exists()
     rates = {arm: experiment.lr for arm, experiment in planned.studies["retina-split1"].cells}
@@ -70,7 +71,7 @@ def test_the_table_says_why(tmp_path):
 def test_table2_switches_one_part_at_a_time(tmp_path):
     planned = plan("table2", TINY, [0], command="c")
     for split, lam in (("retina-split1", 0.1), ("retina-split2", 0.03), ("retina-split3", 0.03)):
-        methods = {arm: experiment.make_method() for arm, experiment in planned.studies[split].cells}
+        methods = {arm: make_method(experiment) for arm, experiment in planned.studies[split].cells}
         assert [m.rule.name for m in methods.values()] == ["mean", "principal", "mean", "principal"]
         assert [getattr(m.objective, "lam", 0) for m in methods.values()] == [0, 0, lam, lam]
     assert [e.alpha for e in (study.cells[0][1] for study in planned.studies.values())] == [100.0, 1.0, 0.5]
@@ -121,12 +122,10 @@ def test_what_cannot_be_is_said():
         plan("table1", {}, [0], scale="paper")
 
 
-def test_a_method_without_a_global_model_has_only_its_personal_column(tmp_path):
-    costs = {"bytes_up": 1e6, "bytes_down": 0, "seconds": 1.0}
-    keys = ("final_accuracy", "last5_accuracy", "best_accuracy")
-    everyone = [{"seed": s} | dict.fromkeys(keys, a) | costs for s, a in ((0, 0.5), (1, 0.7))]
-    alone = [{"seed": s, "personal_final_accuracy": a} | costs for s, a in ((0, 0.4), (1, 0.6))]
-    table = make_table("t", {"fedavg": everyone, "local": alone}, "fedavg")
+def test_a_method_without_a_global_model_has_only_its_personal_column(tmp_path, write_run):
+    runs = [write_run("fedavg", s, accuracy=a) for s, a in ((0, 0.5), (1, 0.7))]
+    runs += [write_run("local", s, personal_accuracy=a) for s, a in ((0, 0.4), (1, 0.6))]
+    table = compare_runs("t", runs, "fedavg")
     result = Reproduced("table1", "t", "c", [Column("retina-split1", "data", table, {"fedavg": 83.63})])
     result.write(tmp_path)
     page = (tmp_path / "table.md").read_text()

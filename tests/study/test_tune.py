@@ -5,18 +5,20 @@ import pytest
 from typer.testing import CliRunner
 
 from fedld.cli import app
+from fedld.config.experiment import make_experiment, read_toml
+from fedld.config.resolve import make_data_spec, make_method
 from fedld.data import load
 from fedld.engine import loop
-from fedld.engine.experiment import make_experiment, read_toml
+from fedld.engine.setup import THIS_MACHINE
 from fedld.errors import FedLDError
-from fedld.study.tune import Validation, apply, dials_of, tune
+from fedld.study.tune import SearchRange, apply, ranges_of, tune
 
 SETTINGS = {"dataset": "digits", "clients": 3, "model": "cnn", "rounds": 2, "workers": 0, "method": "fedld"}
 
 
 def test_the_test_set_is_never_read():
-    experiment = make_experiment(SETTINGS)
-    real, held = load(experiment.data_spec()), Validation(0.25).federation(experiment)
+    real = load(make_data_spec(make_experiment(SETTINGS)))
+    held = THIS_MACHINE.federation(make_experiment(SETTINGS | {"hold_out": 0.25}))
     trained = np.concatenate([client.train for client in real.clients])
     assert not set(held.test) & set(real.test)
     assert set(held.test) <= set(trained)
@@ -49,26 +51,51 @@ def test_a_grid_is_searched_whole_and_a_stopped_search_continues(tmp_path):
     assert sorted(trial.values["lr"] for trial in whole.trials) == [0.02, 0.1]
     assert whole.trials[0].accuracy == first.trials[0].accuracy
     assert (tmp_path / "a/trials/000-seed0/summary.json").stat().st_mtime_ns == done
+    with pytest.raises(FedLDError, match="holds a run with other settings"):
+        tune(SETTINGS | {"hold_out": 0.3}, tmp_path / "a", minutes=5, grid=grid, resume=True)
     with pytest.raises(FedLDError, match="no 'mu' to tune"):
         tune(SETTINGS, tmp_path / "b", minutes=5, grid={"mu": (0.1,)})
     asked = ["tune", "--dataset", "digits", "--grid", "lr=fast", "--out", str(tmp_path / "c")]
-    assert "--grid wants NAME=NUMBER" in str(CliRunner().invoke(app, asked).exception)
+    assert "lr: input should be a valid number" in str(CliRunner().invoke(app, asked).exception)
+
+
+def test_any_setting_is_searched_and_bad_ones_are_refused_first(tmp_path):
+    ranges = {"batch_size": SearchRange(20, 40), "method.mu": SearchRange(0.01, 1.0)}
+    few = SETTINGS | {"method": "fedprox", "rounds": 1}
+    found = tune(few, tmp_path / "a", minutes=5, trials=2, ranges=ranges)
+    tried = found.trials[1].values
+    assert isinstance(tried["batch_size"], int)
+    assert 20 <= tried["batch_size"] <= 40
+    saved = make_experiment(read_toml(tmp_path / "a/trials/001-seed0/config.toml"))
+    assert (saved.batch_size, saved.method["mu"]) == (tried["batch_size"], tried["method.mu"])
+    grid = tune(few, tmp_path / "b", minutes=5, grid={"lr_schedule": ("constant", "cosine")})
+    assert sorted(trial.values["lr_schedule"] for trial in grid.trials) == ["constant", "cosine"]
+    for words, sentence in (
+        (["--grid", "momentum=2"], "momentum: input should be less than 1"),
+        (["--grid", "momentums=0.5"], "unknown setting 'momentums'"),
+        (["--range", "momentum=0.5"], "--range wants NAME=NUMBER..NUMBER"),
+        (["--range", "momentum=0.9..0.1"], "nothing lies between"),
+        (["--range", "momentum=0.1..0.9", "--only", "lr"], "exclude each other"),
+    ):
+        asked = ["tune", "--dataset", "digits", *words, "--out", str(tmp_path / "c")]
+        assert sentence in str(CliRunner().invoke(app, asked).exception)
+    assert not (tmp_path / "c").exists()
 
 
 def test_dials_follow_the_method():
-    assert set(dials_of(SETTINGS)) == {"lr", "lam", "components"}
-    assert set(dials_of(SETTINGS | {"method": "fedprox"})) == {"lr", "mu"}
-    assert set(dials_of(SETTINGS | {"method": "fedavg"})) == {"lr"}
+    assert set(ranges_of(SETTINGS)) == {"lr", "lam", "components"}
+    assert set(ranges_of(SETTINGS | {"method": "fedprox"})) == {"lr", "mu"}
+    assert set(ranges_of(SETTINGS | {"method": "fedavg"})) == {"lr"}
     with pytest.raises(FedLDError, match="no 'mu' to tune"):
-        dials_of(SETTINGS, ["mu"])
+        ranges_of(SETTINGS, ["mu"])
 
 
 def test_values_go_where_they_belong():
-    smooth = make_experiment(apply(SETTINGS | {"method": "fedld-smooth"}, {"components": 0.4})).make_method()
+    smooth = make_method(make_experiment(apply(SETTINGS | {"method": "fedld-smooth"}, {"components": 0.4})))
     assert (smooth.rule.components, smooth.rule.conflict) == (0.4, "smooth")
-    tensor = make_experiment(apply(SETTINGS | {"method": "fedld-tensor"}, {"components": 0.6})).make_method()
+    tensor = make_method(make_experiment(apply(SETTINGS | {"method": "fedld-tensor"}, {"components": 0.6})))
     assert (tensor.rule.components, tensor.granularity) == (0.6, "tensor")
-    assert make_experiment(apply(SETTINGS | {"method": "fedprox"}, {"mu": 0.5})).make_method().mu == 0.5
+    assert make_method(make_experiment(apply(SETTINGS | {"method": "fedprox"}, {"mu": 0.5}))).mu == 0.5
 
 
 def test_a_diverging_trial_is_recorded_and_all_failing_is_an_error(tmp_path):

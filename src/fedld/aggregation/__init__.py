@@ -1,46 +1,63 @@
 """The server side: one small core that aggregates updates in Gram space, and its rules."""
 
-from fedld.aggregation.conflict import HGD, FedGH, PCGrad
+from fedld.aggregation.conflict import HGD, GradientHarmonisation, PCGrad
 from fedld.aggregation.consensus import Consensus
 from fedld.aggregation.coordinate import Median, OutlierPruned, TrimmedMean
-from fedld.aggregation.core import Aggregate, aggregate
+from fedld.aggregation.core import Aggregate, aggregate, location_of
 from fedld.aggregation.files import FileSource, file_source
+from fedld.aggregation.measured import Candidates, Measure, Measured, Trial, Vote
 from fedld.aggregation.multiobjective import CAGrad, MinNorm
+from fedld.aggregation.pgrad import PrincipalGradient
 from fedld.aggregation.principal import Mean, Principal
 from fedld.aggregation.report import Report
 from fedld.aggregation.robust import CenteredClip, CosineFilter, GeometricMedian, Krum, MultiKrum, NormClip
 from fedld.aggregation.rule import RULES, CoordinateRule, Extras, GramRule, Rule, make_rule
+from fedld.aggregation.screen import Outlier, statistic_problem
+from fedld.aggregation.sketch import CountSketch
 from fedld.aggregation.sources import Source, TensorSpec
+from fedld.registry import plugins
+
+RULES |= plugins("rules", lambda value: isinstance(value, type) and issubclass(value, Rule))
 
 __all__ = [
     "HGD",
     "RULES",
     "Aggregate",
     "CAGrad",
+    "Candidates",
     "CenteredClip",
     "Consensus",
     "CoordinateRule",
     "CosineFilter",
+    "CountSketch",
     "Extras",
-    "FedGH",
     "FileSource",
     "GeometricMedian",
+    "GradientHarmonisation",
     "GramRule",
     "Krum",
     "Mean",
+    "Measure",
+    "Measured",
     "Median",
     "MinNorm",
     "MultiKrum",
     "NormClip",
+    "Outlier",
     "OutlierPruned",
     "PCGrad",
     "Principal",
+    "PrincipalGradient",
     "Report",
     "Rule",
     "Source",
     "TensorSpec",
+    "Trial",
     "TrimmedMean",
+    "Vote",
     "aggregate",
     "file_source",
+    "location_of",
     "make_rule",
+    "statistic_problem",
 ]

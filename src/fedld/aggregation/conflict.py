@@ -1,11 +1,12 @@
 """Rules that take conflict out of pairs of updates; vectors are rows a of coefficients, a'Kb their dot."""
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedld.aggregation.rule import NO_EXTRAS, Array, Extras, GramRule, register
+from fedld.aggregation.rule import NO_EXTRAS, Array, Extras, GramRule, check_number, register
 from fedld.seeds import numpy_generator
 
 
@@ -22,20 +23,49 @@ def conflict(across: float, squares: Array, reaches: Array, precision: float) ->
 
 @register("fedgh")
 @dataclass(frozen=True)
-class FedGH(GramRule):
-    """Gradient harmonisation (Zhang et al. 2024): conflicting pairs lose their mutual projections."""
+class GradientHarmonisation(GramRule):
+    """Gradient harmonisation (Zhang et al. 2024): conflicting pairs lose their mutual projections.
+
+    What an early pair loses changes what later pairs meet, so the outcome depends on the clients' order: they
+    meet in the order of their names, numbers within names by value. With `orders` above 1 the result is
+    the mean over so many random orders, drawn from `seed`, and depends on the names little.
+    """
+
+    orders: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_number(self, "orders", 1, whole=True)
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
-        """For i < j with t = <a_i, a_j> < 0, from copies: a_i -= t/|a_j|^2 a_j and a_j -= t/|a_i|^2 a_i."""
+        """Mean over the orders."""
+        names = extras.names or tuple(str(i) for i in range(len(p)))
+        order = np.array(sorted(range(len(p)), key=lambda i: natural(names[i])))
+        generator = numpy_generator(self.seed, "fedgh", extras.group)
+        shuffled = [order] if self.orders == 1 else [generator.permutation(order) for _ in range(self.orders)]
+        found = [self._harmonise(K, p, one, extras.precision) for one in shuffled]
+        return np.asarray(np.mean(found, axis=0))
+
+    def _harmonise(self, K: Array, p: Array, order: NDArray[np.int64], precision: float) -> Array:
+        """For i before j, t = <a_i, a_j> < 0, from copies: a_i -= t/|a_j|^2 a_j and a_j -= t/|a_i|^2 a_i."""
         A, KA = np.eye(len(p)), K.copy()  # rows a_i and K a_i, so that an inner product costs O(m)
         r = np.sqrt(np.diagonal(K))
-        for i in range(len(p)):
-            for j in range(i + 1, len(p)):
+        for place, i in enumerate(order):
+            for j in order[place + 1 :]:
                 pair = [i, j]
                 squares, reaches = np.sum(A[pair] * KA[pair], axis=1), np.abs(A[pair]) @ r
-                shares = conflict(float(A[i] @ KA[j]), squares, reaches, extras.precision)[:, None]
+                shares = conflict(float(A[i] @ KA[j]), squares, reaches, precision)[:, None]
                 A[pair], KA[pair] = A[pair] - shares * A[[j, i]], KA[pair] - shares * KA[[j, i]]
         return p @ A
+
+
+def natural(name: str) -> list[tuple[str, int]]:
+    """Sorting key under which client2 comes before client10.
+
+    >>> sorted(["client10", "client2", "a"], key=natural)
+    ['a', 'client2', 'client10']
+    """
+    return [(text, int(number or -1)) for text, number in re.findall(r"(\D*)(\d*)", name)]
 
 
 @register("pcgrad")

@@ -1,25 +1,33 @@
 """`aggregate`: updates in, one update and a report out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedld.aggregation.gram import COLUMNS, combine, coordinates, gram, inner
+from fedld.aggregation.blocks import COLUMNS
+from fedld.aggregation.gram import Grams, combine, coordinates, inner, sketched_gram
+from fedld.aggregation.gram import gram as exact_gram
 from fedld.aggregation.inputs import (
-    as_columns,
     as_groups,
     as_names,
     as_rule,
+    as_sketch,
     as_source,
     as_weights,
+    check_block,
+    check_bounds,
     check_reference,
 )
-from fedld.aggregation.report import Alignment, Report, alignment, average_report, axes_report
+from fedld.aggregation.location import capped, weighted_mean, weighted_median
+from fedld.aggregation.measured import Measure, Measured, Trial
+from fedld.aggregation.report import Alignment, Report, alignment, make_report, sketch_error
 from fedld.aggregation.rule import Array, CoordinateRule, Extras, GramRule, Rule
-from fedld.aggregation.spectrum import spectrum
+from fedld.aggregation.screen import outliers, screen
+from fedld.aggregation.sketch import CountSketch
+from fedld.aggregation.sources import Source
 from fedld.errors import FedLDError
 
 
@@ -28,7 +36,19 @@ class Aggregate:
     """The aggregate in the form the updates came in, and how it came about."""
 
     update: Any
-    report: Report
+    diagnostics: Report | None
+    rule: Rule
+
+    def location(self, values: torch.Tensor) -> torch.Tensor:
+        """(m, b) numbers that the same clients sent beside their updates, as one row: see `location_of`."""
+        return location_of(self.rule, values, torch.tensor(self.report.weights, dtype=torch.float64))
+
+    @property
+    def report(self) -> Report:
+        """The diagnostics, if they were asked for."""
+        if self.diagnostics is None:
+            raise FedLDError("there is no report: the updates were aggregated with report=False")
+        return self.diagnostics
 
 
 @torch.no_grad()
@@ -43,6 +63,12 @@ def aggregate(
     clients: Sequence[str] | None = None,
     min_clients: int = 1,
     reference: torch.Tensor | None = None,
+    measure: Measure | None = None,
+    max_weight: float | None = None,
+    max_update_ratio: float | None = None,
+    refused: Mapping[str, str] | None = None,
+    gram: str | CountSketch = "auto",
+    report: bool = True,
     block: int = COLUMNS,
     **options: Any,
 ) -> Aggregate:
@@ -51,11 +77,17 @@ def aggregate(
     updates      (m, d) tensor or array, state dicts, paths of .safetensors or .npy files, or a `Source`
     sizes        samples n_i of each client; p_i = n_i / n, or equal with weights = "uniform"
     rule         a name (then `options` are its options) or a rule
-    granularity  one Gram matrix a "model", a "layer" (tensor name up to the last dot) or a "tensor"
+    granularity  one Gram matrix per "model", "layer" (tensor name up to the last dot) or "tensor"
     tensors      (name, length) of the tensors that make up the columns of a matrix
     clients      names for messages and the report
     min_clients  fewer clients with finite updates than this is an error
     reference    flat direction (d,) that the server remembers, for rules that rank clients by it (hgd)
+    measure      asks the clients to measure candidate steps, for the rule `measured`
+    max_weight   largest share of the weights for one client; by default 0.4 under robust rules, else no bound
+    max_update_ratio  refuse updates longer than so many times the median length
+    refused      clients that the caller leaves out, and why; they are reported as rejected
+    gram         "exact", "sketch" (or a `CountSketch`), or "auto": exact unless large (docs/aggregation.md)
+    report       False leaves the diagnostics out; then the plain average is one pass over the updates
     block        columns of one product, at most; results depend on it by rounding only
 
     >>> result = aggregate(torch.eye(2), [1, 3], "mean")
@@ -68,52 +100,107 @@ def aggregate(
     p = as_weights(sizes, weights, names)
     groups, titles = as_groups(source, granularity)
     check_reference(source, reference)
-    block = as_columns(block, source.clients)
-    K, keep, rejected = _finite(gram(source, groups, block), names, min_clients)
-    p = p[keep] / p[keep].sum()
+    check_block(block)
+    check_bounds(max_weight, max_update_ratio)
+    sketch = as_sketch(gram, source, granularity)
+    plain = rule.name == "mean" and max_weight is None and max_update_ratio is None and not refused
+    if plain and not report:
+        update, finite = combine(source, np.tile(p, (len(titles), 1)), groups, range(len(p)), block)
+        if finite:  # else somebody may have to be left out
+            return Aggregate(source.wrap(update), None, rule)
+    grams = exact_gram(source, groups, block) if sketch is None else sketched_gram(source, groups, sketch)
+    keep, rejected = screen(grams.K, names, refused or {}, max_update_ratio, min_clients)
+    grams, claimed = grams.only(keep), p[keep] / p[keep].sum()
+    p = capped(claimed, rule.max_weight if max_weight is None else max_weight)
+    kept = [names[i] for i in keep]
     # Float32 products carry noise that must not pass for an axis or a conflict.
     precision = 1e-10 if source.dtype == torch.float64 else 1e-6
-    c = np.empty((0, len(keep)))
-    if isinstance(rule, GramRule):
-        dots = [None] * len(K) if reference is None else inner(source, reference, groups, block)[:, keep]
-        extras = [Extras(title, precision, dot) for title, dot in zip(titles, dots, strict=True)]
-        c = np.stack([rule(k, p, extra) for k, extra in zip(K, extras, strict=True)])
-        update, found = combine(source, c, groups, keep, block), alignment(K, c)
-    else:
-        assert isinstance(rule, CoordinateRule)
-        update, found = coordinates(source, rule, p, keep, block)
-    _check_overflow(update, found)
-    whole = K.sum(axis=0)
-    axes = spectrum(whole, precision)
-    report = Report(
-        clients=[names[i] for i in keep],
-        weights=p.tolist(),
+    dots = [None] * len(titles) if reference is None else inner(source, reference, groups, block)[:, keep]
+    extras = [Extras(title, precision, dot, tuple(kept)) for title, dot in zip(titles, dots, strict=True)]
+    step = _step(rule, Problem(source, groups, block, keep, kept, p, grams, extras), measure)
+    if not report:
+        return Aggregate(source.wrap(step.update), None, rule)
+    diagnostics = make_report(
+        rule,
+        grams.K.sum(axis=0),
+        p,
+        step.found,
+        precision,
+        clients=kept,
         rejected=rejected,
-        coefficients={title: row.tolist() for title, row in zip(titles, c, strict=False)},
-        **axes_report(axes, rule.kept(axes), p),
-        **average_report(whole, p, found),
+        capped={kept[i]: float(claimed[i]) for i in np.flatnonzero(claimed > p)},
+        outliers=outliers(grams.K.sum(axis=0), kept),
+        coefficients={title: row.tolist() for title, row in zip(titles, step.c, strict=False)},
+        trial=step.trial,
+        sketch=None if sketch is None else sketch_error(sketch, grams.K, step.c, grams.halves, step.halves),
     )
-    return Aggregate(source.wrap(update), report)
+    return Aggregate(source.wrap(step.update), diagnostics, rule)
 
 
-def _finite(K: Array, names: Sequence[str], least: int) -> tuple[Array, list[int], dict[str, str]]:
-    """Without clients whose squared norm is not finite: they spoil only their own rows and columns of K."""
-    squares = np.diagonal(K, axis1=1, axis2=2).sum(axis=0)
-    rejected = {
-        name: "its update holds NaN" if np.isnan(square) else "its update holds infinite or too large numbers"
-        for name, square in zip(names, squares, strict=True)
-        if not np.isfinite(square)
-    }
-    keep = np.flatnonzero(np.isfinite(squares)).tolist()
-    if len(keep) < max(1, least):
-        raise FedLDError(
-            f"{max(1, least)} clients are needed, but only {len(keep)} have finite updates; "
-            f"rejected: {', '.join(f'{name} ({reason})' for name, reason in rejected.items()) or 'none'}"
-        )
-    return K[:, keep][:, :, keep], keep, rejected
+def location_of(rule: Rule, values: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """Statistics (m, b) beside the parameters as one row: the mean, under a robust rule the median.
+
+    A client may send a harmless update with harmful statistics, so what a rule makes of updates says nothing
+    of them.
+    """
+    if not rule.robust:
+        return weighted_mean(values, p)
+    return weighted_median(values, torch.from_numpy(capped(p.double().numpy(), rule.max_weight)))
 
 
-def _check_overflow(update: torch.Tensor, found: Alignment) -> None:
-    """Error if the aggregate does not fit the updates' type; its length tells whether to look at all."""
-    if np.sqrt(max(found.square, 0.0)) > torch.finfo(update.dtype).max and not bool(update.isfinite().all()):
-        raise FedLDError(f"the aggregate is too large for {update.dtype}: pass the updates in a wider type")
+@dataclass(frozen=True)
+class Problem:
+    """What a rule is applied to: the updates, the clients that take part, their weights and Gram matrices."""
+
+    source: Source
+    groups: Sequence[int]
+    block: int
+    keep: Sequence[int]
+    names: Sequence[str]
+    p: Array
+    grams: Grams
+    extras: Sequence[Extras]
+
+    def coefficients(self, rule: GramRule, K: Array) -> Array:
+        """c of every group."""
+        return np.stack([rule(k, self.p, extra) for k, extra in zip(K, self.extras, strict=True)])
+
+    def combine(self, c: Array) -> torch.Tensor:
+        """G c."""
+        update, finite = combine(self.source, c, self.groups, self.keep, self.block)
+        if not finite and not bool(update.isfinite().all()):
+            raise FedLDError(
+                f"the aggregate is too large for {update.dtype}: pass the updates in a wider type"
+            )
+        return update
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a rule made of it; `halves` are the coefficients that the halves of a sketch would give."""
+
+    update: torch.Tensor
+    found: Alignment
+    c: Array
+    halves: list[Array]
+    trial: Trial | None = None
+
+
+def _step(rule: Rule, problem: Problem, measure: Measure | None) -> Step:
+    """The rule's aggregate."""
+    K, halves = problem.grams.K, problem.grams.halves
+    if isinstance(rule, GramRule):
+        c = problem.coefficients(rule, K)
+        others = [problem.coefficients(rule, half) for half in halves]
+        return Step(problem.combine(c), alignment(K, c), c, others)
+    if isinstance(rule, Measured):
+        directions = [problem.coefficients(base, K) for base in rule.bases()]
+        basis = torch.stack([problem.combine(c) for c in directions])
+        trial = rule.choose(basis, dict(zip(problem.names, problem.p.tolist(), strict=True)), measure)
+        index, length = rule.pairs()[trial.chosen]
+        c, base = length * directions[index], rule.bases()[index]
+        others = [length * problem.coefficients(base, half) for half in halves]
+        return Step(length * basis[index], alignment(K, c), c, others, trial)
+    assert isinstance(rule, CoordinateRule)
+    update, found = coordinates(problem.source, rule, problem.p, problem.keep, problem.block)
+    return Step(update, found, np.empty((0, len(problem.p))), [])

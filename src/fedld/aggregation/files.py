@@ -5,6 +5,7 @@ Files are read, not mapped: mapped pages would count as resident memory of the s
 
 import json
 import struct
+import tokenize
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,18 @@ import torch
 
 from fedld.aggregation.sources import TensorSpec, check_state
 from fedld.errors import FedLDError
+from fedld.paths import require_regular
 
 SAFETENSORS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+MALFORMED = (
+    *(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, MemoryError),
+    *(struct.error, SyntaxError, tokenize.TokenError),
+)
 NPY = {"<f2": torch.float16, "<f4": torch.float32, "<f8": torch.float64}
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredTensor:
     """One tensor of a file: type, shape and where its bytes begin."""
 
     dtype: torch.dtype | str
@@ -34,7 +40,7 @@ class FileSource:
     """The updates of clients that are files with the same tensors; make it with `file_source`."""
 
     paths: Sequence[Path]
-    entries: Sequence[Mapping[str, Entry]]
+    entries: Sequence[Mapping[str, StoredTensor]]
     specs: Sequence[TensorSpec]
     dtype: torch.dtype
 
@@ -81,17 +87,18 @@ def file_source(paths: Sequence[str | Path]) -> FileSource:
     return FileSource(files, entries, specs, dtype)
 
 
-def read_entries(path: Path) -> dict[str, Entry]:
+def read_entries(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one file, in the order of their bytes; an error names the malformed file."""
     readers = {".safetensors": _safetensors_entries, ".npy": _npy_entries}
     if path.suffix not in readers:
         raise FedLDError(f"{path} is neither a .safetensors nor a .npy file")
     try:
+        require_regular(path)
         entries = readers[path.suffix](path)
         size = path.stat().st_size
     except OSError as error:
         raise FedLDError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error):
+    except MALFORMED:
         raise FedLDError(f"{path} is not a valid {path.suffix[1:]} file") from None
     for name, entry in entries.items():
         width = entry.dtype.itemsize if isinstance(entry.dtype, torch.dtype) else 0
@@ -100,7 +107,7 @@ def read_entries(path: Path) -> dict[str, Entry]:
     return entries
 
 
-def _safetensors_entries(path: Path) -> dict[str, Entry]:
+def _safetensors_entries(path: Path) -> dict[str, StoredTensor]:
     """8 bytes of header length, a JSON header, then the tensors' bytes."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
@@ -112,7 +119,7 @@ def _safetensors_entries(path: Path) -> dict[str, Entry]:
     return {name: _safetensors_entry(value, 8 + length) for name, value in ordered}
 
 
-def _safetensors_entry(value: Mapping[str, Any], base: int) -> Entry:
+def _safetensors_entry(value: Mapping[str, Any], base: int) -> StoredTensor:
     shape = tuple(value["shape"])
     begin, end = value["data_offsets"]
     dtype = SAFETENSORS.get(value["dtype"], value["dtype"])
@@ -120,14 +127,14 @@ def _safetensors_entry(value: Mapping[str, Any], base: int) -> Entry:
         raise ValueError
     if isinstance(dtype, torch.dtype) and end - begin != dtype.itemsize * TensorSpec("", shape).size:
         raise ValueError
-    return Entry(dtype, shape, base + begin)
+    return StoredTensor(dtype, shape, base + begin)
 
 
-def _npy_entries(path: Path) -> dict[str, Entry]:
+def _npy_entries(path: Path) -> dict[str, StoredTensor]:
     with path.open("rb") as file:
         version = np.lib.format.read_magic(file)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         shape, fortran, dtype = read[version](file)
         if fortran and len(shape) > 1:
             raise ValueError
-        return {"update": Entry(NPY.get(dtype.str, str(dtype)), shape, file.tell())}
+        return {"update": StoredTensor(NPY.get(dtype.str, str(dtype)), shape, file.tell())}

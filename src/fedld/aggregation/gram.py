@@ -1,159 +1,187 @@
-"""The two passes over the updates: Gram matrices, and the combination G c. Nothing else touches all of G."""
+"""The two passes over the updates: Gram matrices, and the combination G c. Nothing else touches all of G.
 
-from collections.abc import Iterator, Sequence
+Both go over independent blocks of columns on a few threads (`threads.py`); sums are taken in the order of the
+blocks, so the number of threads changes no bit.
+"""
+
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import torch
 
+from fedld.aggregation.blocks import (
+    COLUMNS,
+    ColumnBlock,
+    block_columns,
+    blocks,
+    piece_columns,
+    pieces,
+    read,
+    scatter,
+    scratch,
+)
 from fedld.aggregation.report import Alignment
 from fedld.aggregation.rule import Array, CoordinateRule
+from fedld.aggregation.sketch import CountSketch
 from fedld.aggregation.sources import Source
+from fedld.aggregation.threads import each
 
-COLUMNS = 8192  # of one product: long enough for sgemm, short enough for the cache and for float32 sums
-BYTES = 32 << 20  # of one block of all clients
-SCRATCH = 4 << 20  # bytes of one batch of products
+TILE = 64  # rows: with more clients the tiles below the diagonal are left out, smaller tiles multiply slower
 SMALLEST, LARGEST = 1e-28, 1e34  # mean square and sum of squares that float32 squares can be trusted with
+TURNS = 8  # a thread sketches blocks of so many times k columns
 
 
 @dataclass(frozen=True)
-class Range:
-    """Columns start..stop of one tensor, and their place in the flat update."""
+class Grams:
+    """Gram matrices (groups, m, m); sketched ones also from each half of the buckets, for their error."""
 
-    tensor: int
-    start: int
-    stop: int
-    place: slice
+    K: Array
+    halves: tuple[Array, ...] = ()
 
-
-def ranges(source: Source, columns: int, memory: int = BYTES) -> Iterator[Range]:
-    """All columns in blocks, in the order of tensor names: the same sums whatever order a file stores."""
-    width = columns * max(1, memory // (4 * source.clients * columns))
-    sizes = [spec.size for spec in source.specs]
-    offsets = [0, *accumulate(sizes)]
-    for tensor in sorted(range(len(sizes)), key=lambda t: source.specs[t].name):
-        for start in range(0, sizes[tensor], width):
-            stop = min(start + width, sizes[tensor])
-            yield Range(tensor, start, stop, slice(offsets[tensor] + start, offsets[tensor] + stop))
+    def only(self, keep: Sequence[int]) -> "Grams":
+        """Those of some clients."""
+        return Grams(self.K[:, keep][:, :, keep], tuple(half[:, keep][:, :, keep] for half in self.halves))
 
 
-def read(source: Source, part: Range) -> torch.Tensor:
-    """The block of one range in the type it is computed in."""
-    return source.read(part.tensor, part.start, part.stop).to(working_dtype(source.dtype))
-
-
-def gram(source: Source, groups: Sequence[int], columns: int = COLUMNS) -> Array:
+def gram(source: Source, groups: Sequence[int], columns: int = COLUMNS) -> Grams:
     """(groups, m, m) Gram matrices in float64; tensor t belongs to group groups[t].
 
     The matrix of a group is the sum of its tensors' matrices: a coarser granularity is a plain sum, and so is
     the work of several servers that hold shards of the parameters.
     """
-    m = source.clients
-    K = torch.zeros((max(groups) + 1, m, m), dtype=torch.float64)
-    memory = torch.empty(max(SCRATCH, 16 * m * columns), dtype=torch.uint8, device=source.device)
-    for part in ranges(source, columns):
-        K[groups[part.tensor]] += block_gram(read(source, part), columns, memory).cpu()
-    return K.numpy()
+    width = piece_columns(source.clients, columns)
+    K = torch.zeros((max(groups) + 1, source.clients, source.clients), dtype=torch.float64)
+
+    def work(block: ColumnBlock) -> tuple[int, torch.Tensor]:
+        return block.group, parts_gram(read(source, block), width).cpu()
+
+    def take(result: tuple[int, torch.Tensor]) -> None:
+        K[result[0]] += result[1]
+
+    each(work, blocks(source, groups, block_columns(source.clients, width)), take)
+    return Grams(K.numpy())
 
 
-def block_gram(block: torch.Tensor, columns: int, memory: torch.Tensor) -> torch.Tensor:
-    """Gram matrix of the rows of one block: float32 products of `columns` columns, summed in float64.
+def parts_gram(parts: Sequence[torch.Tensor], width: int) -> torch.Tensor:
+    """Gram matrix of the rows of some columns: float32 products of `width` columns, summed in float64.
 
     Squares below 1e-38 vanish in float32 and above 1e38 overflow: such blocks are done in float64.
     """
-    K = _products(block, columns, memory.view(block.dtype))
-    if block.dtype == torch.float32:
-        squares = K.diagonal()
-        if not bool(((squares > SMALLEST * block.shape[1]) & (squares < LARGEST)).all()):
-            K = _products(block, columns, memory.view(torch.float64))
+    dtype = working_dtype(parts[0].dtype)
+    K = _products(parts, width, dtype)
+    if dtype == torch.float32:
+        squares, b = K.diagonal(), sum(part.shape[1] for part in parts)
+        if not bool(((squares > SMALLEST * b) & (squares < LARGEST)).all()):
+            K = _products(parts, width, torch.float64)
     return K
 
 
-def _products(block: torch.Tensor, columns: int, memory: torch.Tensor) -> torch.Tensor:
-    """Gram matrix: in the memory's precision per piece, in float64 between pieces."""
-    m, b = block.shape
-    K = torch.zeros(m, m, dtype=torch.float64, device=block.device)
-    chunk = len(memory) // (m * columns) * columns
-    for start in range(0, b, chunk):
-        K += _upper(_pieces(block[:, start : start + chunk], columns, memory))
+def _products(parts: Sequence[torch.Tensor], width: int, dtype: torch.dtype) -> torch.Tensor:
+    """Sum over pieces X of XX': in `dtype` within a piece, in float64 between pieces."""
+    m = parts[0].shape[0]
+    K = torch.zeros(m, m, dtype=torch.float64, device=parts[0].device)
+    for piece in pieces(parts, width, dtype):
+        for row in range(0, m, TILE):
+            K[row : row + TILE, row:] += torch.mm(piece[row : row + TILE], piece[row:].T)
     return K.triu() + K.triu(1).T
 
 
-def _pieces(chunk: torch.Tensor, columns: int, memory: torch.Tensor) -> torch.Tensor:
-    """(n, m, width) pieces of at most `columns` columns, copied and filled up with zeros.
+def sketched_gram(source: Source, groups: Sequence[int], sketch: CountSketch) -> Grams:
+    """Gram matrices of the updates' sketches, in one pass that costs m d and not m^2 d."""
+    k, m = sketch.buckets, source.clients
+    found = torch.zeros((max(groups) + 1, m, k), dtype=working_dtype(source.dtype))
 
-    BLAS rounds differently by memory layout and, for a single product, by the number of threads. A copy of at
-    least two pieces always has the same layout, so all sources and thread counts give the same bits. The copy
-    stays in the cache.
-    """
-    m, b = chunk.shape
-    n = max(2, -(-b // columns))
-    width = -(-b // n)
-    copy = memory[: m * n * width].view(m, n * width)
-    copy[:, :b] = chunk
-    copy[:, b:] = 0
-    return copy.view(m, n, width).transpose(0, 1)
+    def work(block: ColumnBlock) -> tuple[int, torch.Tensor]:
+        part, at = torch.zeros(m, k, dtype=found.dtype, device=source.device), block.start
+        for columns in read(source, block):
+            sketch.add(part, columns, at)
+            at += columns.shape[1]
+        return block.group, part.cpu()
 
+    def take(result: tuple[int, torch.Tensor]) -> None:
+        found[result[0]] += result[1]
 
-def _upper(pieces: torch.Tensor) -> torch.Tensor:
-    """Sum over pieces of X X' in float64, tiles below the diagonal left out."""
-    m = pieces.shape[1]
-    size = (
-        4 if m <= 12 else 16
-    )  # finer tiles save more of the symmetric work but run slower: best as measured
-    K = torch.zeros(m, m, dtype=torch.float64, device=pieces.device)
-    for row in range(0, m, size):
-        tile, rest = pieces[:, row : row + size], pieces[:, row:]
-        K[row : row + size, row:] = torch.bmm(tile, rest.transpose(1, 2)).sum(dim=0, dtype=torch.float64)
-    return K
+    each(work, blocks(source, groups, TURNS * k), take)
+    width, products = piece_columns(m), list[Array]()
+    halves = [rows for half in (found[:, :, : k // 2], found[:, :, k // 2 :]) for rows in half]
+    each(lambda rows: parts_gram([rows], width).numpy(), halves, products.append)
+    first, second = np.stack(products[: len(found)]), np.stack(products[len(found) :])
+    return Grams(first + second, (2 * first, 2 * second))
 
 
 def combine(
     source: Source, c: Array, groups: Sequence[int], keep: Sequence[int], columns: int = COLUMNS
-) -> torch.Tensor:
-    """The aggregate (d,): block by block c_g @ G over the kept clients."""
-    out = empty_update(source)
-    coefficients = torch.from_numpy(c).to(source.device, working_dtype(source.dtype))
-    memory = torch.empty(SCRATCH // 4, dtype=coefficients.dtype, device=source.device)
-    for part in ranges(source, columns):
-        block, row = kept_rows(read(source, part), keep), coefficients[groups[part.tensor]]
-        for start in range(0, block.shape[1], len(memory)):
-            # Not straight into `out`: where a piece lies in memory would show in its last bit.
-            piece = block[:, start : start + len(memory)]
-            product = torch.mv(piece.T, row, out=memory[: piece.shape[1]])
-            out[part.place][start : start + len(memory)] = product
-    return out
+) -> tuple[torch.Tensor, bool]:
+    """The aggregate (d,), block by block c_g @ G over the kept clients, and whether its sum is finite."""
+    out, dtype = empty_update(source), working_dtype(source.dtype)
+    coefficients = torch.from_numpy(c).to(source.device, dtype)
+    width = piece_columns(source.clients, columns)
+
+    finite = True
+
+    def work(block: ColumnBlock) -> bool:
+        parts = [kept_rows(part, keep) for part in read(source, block)]
+        products, at = scratch("products", block.columns, dtype, source.device), 0
+        for piece in pieces(parts, width, dtype):
+            torch.mv(piece.T, coefficients[block.group], out=products[at : at + piece.shape[1]])
+            at += piece.shape[1]
+        values = products.to(source.dtype)
+        scatter(out, block, values)
+        return math.isfinite(values.sum(dtype=dtype))
+
+    def take(result: bool) -> None:
+        nonlocal finite
+        finite &= result
+
+    each(work, blocks(source, groups, block_columns(source.clients, width)), take)
+    return out, finite
 
 
 def coordinates(
     source: Source, rule: CoordinateRule, p: Array, keep: Sequence[int], columns: int = COLUMNS
 ) -> tuple[torch.Tensor, Alignment]:
     """The aggregate (d,) of a rule outside Gram space, and its inner products, gathered on the way."""
-    out = empty_update(source)
+    out, dtype = empty_update(source), working_dtype(source.dtype)
     weights = torch.from_numpy(p).to(source.device)
-    square, dots = 0.0, np.zeros(len(keep))
-    for part in ranges(source, columns, BYTES // 8):  # sorting a block takes many times its memory
-        block = kept_rows(read(source, part), keep)
-        piece = rule(block, weights)
-        out[part.place] = piece
-        square += float(piece.double() @ piece.double())
-        dots += _dots(block, piece)
-    return out, Alignment(square, dots)
+    width, groups = piece_columns(source.clients, columns), [0] * len(source.specs)
+    total = Alignment(0.0, np.zeros(len(keep)))
+
+    def work(block: ColumnBlock) -> list[Alignment]:
+        parts = [kept_rows(part, keep) for part in read(source, block)]
+        products, found = [], []
+        for piece in pieces(parts, width, dtype):
+            products.append(rule(piece, weights))
+            exact = products[-1].double()
+            found.append(Alignment(float(exact @ exact), (piece.double() @ exact).cpu().numpy()))
+        scatter(out, block, torch.cat(products))
+        return found
+
+    def take(result: list[Alignment]) -> None:
+        nonlocal total
+        for one in result:
+            total = Alignment(total.square + one.square, total.dots + one.dots)
+
+    each(work, blocks(source, groups, block_columns(source.clients, width)), take)
+    return out, total
 
 
 def inner(source: Source, vector: torch.Tensor, groups: Sequence[int], columns: int = COLUMNS) -> Array:
     """(groups, m) inner products of every update with one flat vector (d,)."""
-    dots = np.zeros((max(groups) + 1, source.clients))
-    for part in ranges(source, columns):
-        dots[groups[part.tensor]] += _dots(read(source, part), vector[part.place].to(source.device))
-    return dots
+    dots = torch.zeros((max(groups) + 1, source.clients), dtype=torch.float64)
+    width = piece_columns(source.clients, columns)
 
+    def work(block: ColumnBlock) -> tuple[int, torch.Tensor]:
+        other = torch.cat([vector[part.place] for part in block.ranges]).to(source.device, torch.float64)
+        both = zip(pieces(read(source, block), width, torch.float64), torch.split(other, width), strict=True)
+        return block.group, torch.stack([piece @ columns.clone() for piece, columns in both]).sum(dim=0).cpu()
 
-def _dots(block: torch.Tensor, vector: torch.Tensor) -> Array:
-    """Inner products of the rows with a vector in float64, from copies (see `_pieces`)."""
-    rows = torch.empty_like(block, dtype=torch.float64, memory_format=torch.contiguous_format).copy_(block)
-    return (rows @ vector.to(torch.float64, copy=True)).cpu().numpy()
+    def take(result: tuple[int, torch.Tensor]) -> None:
+        dots[result[0]] += result[1]
+
+    each(work, blocks(source, groups, block_columns(source.clients, width)), take)
+    return dots.numpy()
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -8,10 +8,12 @@ import numpy as np
 import torch
 
 from fedld.aggregation.files import file_source
-from fedld.aggregation.gram import SCRATCH
 from fedld.aggregation.rule import Array, Rule, make_rule
+from fedld.aggregation.sketch import CountSketch
 from fedld.aggregation.sources import Source, matrix_source, state_source
 from fedld.errors import FedLDError, nearest
+
+EXACT_CLIENTS, EXACT_WORK = 100, 10**11  # beyond both, in clients m and in m^2 d, Gram matrices are sketched
 
 
 def as_rule(rule: str | Rule, options: Mapping[str, Any]) -> Rule:
@@ -61,7 +63,19 @@ def as_weights(sizes: Sequence[float], weights: str, names: Sequence[str]) -> Ar
     for name, size in zip(names, n, strict=True):
         if not (np.isfinite(size) and size > 0):
             raise FedLDError(f"client '{name}' has size {size:g}: sizes must be positive")
-    return np.full(len(n), 1 / len(n)) if weights == "uniform" else n / n.sum()
+    with np.errstate(over="ignore"):
+        total = n.sum()
+    if not np.isfinite(total):
+        raise FedLDError(f"the sizes add up to more than a number can hold (the largest is {n.max():g})")
+    return np.full(len(n), 1 / len(n)) if weights == "uniform" else n / total
+
+
+def check_bounds(max_weight: float | None, max_update_ratio: float | None) -> None:
+    """Error unless the largest weight is a share and the largest length at least the median's."""
+    if max_weight is not None and not 0 < max_weight <= 1:
+        raise FedLDError(f"max_weight = {max_weight!r} is not a share above 0 and at most 1")
+    if max_update_ratio is not None and not max_update_ratio >= 1:
+        raise FedLDError(f"max_update_ratio = {max_update_ratio!r} is not a number of at least 1")
 
 
 def as_groups(source: Source, granularity: str) -> tuple[list[int], list[str]]:
@@ -86,8 +100,22 @@ def check_reference(source: Source, reference: torch.Tensor | None) -> None:
         raise FedLDError("the reference holds numbers that are not finite")
 
 
-def as_columns(block: int, clients: int) -> int:
-    """Columns of one product: fewer for many clients, so that two float64 pieces fit the scratch memory."""
+def check_block(block: int) -> None:
+    """Error unless there is at least one column in a product."""
     if block < 1:
         raise FedLDError(f"block = {block} is not a number of columns")
-    return min(block, max(256, SCRATCH // (16 * clients)))
+
+
+def as_sketch(gram: str | CountSketch, source: Source, granularity: str) -> CountSketch | None:
+    """The sketch that Gram matrices are computed from; None for exact ones."""
+    if gram not in ("auto", "exact", "sketch") and not isinstance(gram, CountSketch):
+        raise FedLDError(f"gram = {gram!r} is not valid: {nearest(str(gram), ['auto', 'exact', 'sketch'])}")
+    m, d = source.clients, sum(spec.size for spec in source.specs)
+    large = m > EXACT_CLIENTS and m * m * d > EXACT_WORK
+    if gram == "exact" or (gram == "auto" and not (large and granularity == "model")):
+        return None
+    if granularity != "model":
+        raise FedLDError(f"gram = 'sketch' is for granularity = 'model', not {granularity!r}")
+    if isinstance(gram, CountSketch):
+        return gram
+    return CountSketch(min(8192, max(4096, 1 << (16 * m - 1).bit_length())))

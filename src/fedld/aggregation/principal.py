@@ -29,7 +29,10 @@ class Principal(GramRule):
     weighting   omega_l = lambda_l / |lambda_1..L|_2 (`l2`, the only one that keeps |g_i'| = |g_i|), over the
                 sum of the kept (`l1`) or of all eigenvalues (`sum`, the released code), or 1 (`literal`)
     conflict    `keep` a client's own vote; `drop` votes against the oriented axis; `pgrad` gives every client
-                the oriented axis; `smooth` corrects the length once, after the weighted sum (continuous)
+                the oriented axis; `smooth` corrects the length once, after the weighted sum (continuous);
+                `project` weighs the average's own components and gives the sum the average's length: with
+                weighting `literal` the average's projection on the leading axes, the only reading here that
+                stands still at an optimum
     components  L as a fraction of the clients (float) or as a count (int)
     energy      chooses L by the share of the eigenvalues' sum that is kept, instead of `components`
     """
@@ -41,7 +44,7 @@ class Principal(GramRule):
 
     def __post_init__(self) -> None:
         check_choice(self, "weighting", ("l2", "l1", "sum", "literal"))
-        check_choice(self, "conflict", ("keep", "drop", "pgrad", "smooth"))
+        check_choice(self, "conflict", ("keep", "drop", "pgrad", "smooth", "project"))
         if isinstance(self.components, int):
             check_number(self, "components", 1)
         else:
@@ -66,6 +69,8 @@ class Principal(GramRule):
         L = self.kept(axes)
         E, values, r = axes.vectors[:, :L], axes.values[:L], axes.norms
         omega = self._omega(values, axes.values)
+        if self.conflict == "project":
+            return self._project(K, p, E @ (omega * (E.T @ p)), extras.precision)
         if self.conflict == "smooth":
             lengths = np.sqrt(np.sum((omega * axes.projections(L)) ** 2, axis=1))
             return E @ (omega * (E.T @ (p * _divide(r, lengths))))
@@ -76,6 +81,11 @@ class Principal(GramRule):
             return np.ones_like(kept)
         norm = {"l2": np.linalg.norm(kept), "l1": kept.sum(), "sum": every.sum()}[self.weighting]
         return kept / (norm or 1.0)
+
+    def _project(self, K: Array, p: Array, c: Array, precision: float) -> Array:
+        """G c at the length of G p; p itself where the average has no part on the axes but rounding."""
+        square, length = (max(float(x @ K @ x), 0.0) for x in (c, p))
+        return c * np.sqrt(length / square) if square > precision * length else p.copy()
 
     def _votes(self, axes: Spectrum, L: int) -> Array:
         votes, towards = axes.votes(L), axes.orientation(L)

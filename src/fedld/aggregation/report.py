@@ -1,12 +1,26 @@
 """What an aggregation did, in plain numbers that all follow from the Gram matrices, without another pass."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from fedld.aggregation.rule import Array
-from fedld.aggregation.spectrum import Spectrum
+from fedld.aggregation.measured import Trial
+from fedld.aggregation.rule import Array, Rule
+from fedld.aggregation.screen import Outlier
+from fedld.aggregation.sketch import CountSketch
+from fedld.aggregation.spectrum import Spectrum, spectrum
+
+
+@dataclass(frozen=True)
+class SketchError:
+    """A sketched Gram matrix and what its halves, each a sketch of half as many buckets, say of its error."""
+
+    buckets: int
+    seed: int
+    gram: float  # root mean square over pairs of the error of <g_i, g_j> / (|g_i| |g_j|)
+    update: float  # error of the aggregate, relative to its length
 
 
 @dataclass(frozen=True)
@@ -20,6 +34,8 @@ class Report:
     clients: list[str]  # those that took part
     weights: list[float]  # p
     rejected: dict[str, str]  # client: reason
+    capped: dict[str, float]  # client: the share it claimed, where it was given less
+    outliers: list[Outlier]  # clients whose length or direction stands out of the others'
     coefficients: dict[str, list[float]]  # group: c (empty for rules outside Gram space)
     norms: list[float]  # |g_i|
     cosines: list[float]  # of g_i with the aggregate
@@ -35,6 +51,8 @@ class Report:
     eigen_gap: float  # min (lambda_l - lambda_l+1) / lambda_1: near 0 the axes are not unique
     sign_margin: float  # min |<g_i, u_l>| / |g_i|: near 0 a vote may flip
     gram: list[list[float]]  # whole model
+    trial: Trial | None = None  # what the clients measured, under the rule `measured`
+    sketch: SketchError | None = None  # None: the Gram matrices are exact
 
     def to_json(self) -> dict[str, Any]:
         """The same as a plain dictionary."""
@@ -53,6 +71,33 @@ def alignment(K: Array, c: Array) -> Alignment:
     """For an aggregate G_b c_b in each group b: |u|^2 = sum c_b'K_b c_b, <u, g_i> = sum (K_b c_b)_i."""
     products = np.einsum("bij,bj->bi", K, c)
     return Alignment(float(np.sum(products * c)), products.sum(axis=0))
+
+
+def sketch_error(
+    sketch: CountSketch, K: Array, c: Array, halves: Sequence[Array], coefficients: Sequence[Array]
+) -> SketchError:
+    """Of the mean of two independent estimates the error is about half their difference.
+
+    That holds for K and for the aggregate: |G (a - b)| / (2 |G c|) if the halves give coefficients a and b.
+    """
+    first, second = (half.sum(axis=0) for half in halves)
+    lengths = np.sqrt(np.diagonal(K.sum(axis=0)))
+    scale = np.outer(lengths, lengths)
+    errors = np.divide(first - second, 2 * scale, out=np.zeros_like(scale), where=scale > 0)
+    update = 0.0
+    if len(coefficients):
+        squares = (alignment(K, x).square for x in (coefficients[0] - coefficients[1], c))
+        away, length = (float(np.sqrt(max(square, 0.0))) for square in squares)
+        update = _ratio(away / 2, length)
+    return SketchError(sketch.buckets, sketch.seed, float(np.sqrt(np.mean(errors**2))), update)
+
+
+def make_report(rule: Rule, K: Array, p: Array, found: Alignment, precision: float, **facts: Any) -> Report:
+    """The report on an aggregate from the whole model's K, the weights and the aggregate's inner products."""
+    axes = spectrum(K, precision)
+    return Report(
+        weights=p.tolist(), **facts, **axes_report(axes, rule.kept(axes), p), **average_report(K, p, found)
+    )
 
 
 def axes_report(axes: Spectrum, kept: int, p: Array) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedld.aggregation.rule import NO_EXTRAS, Array, Extras, GramRule, check_number, register
+from fedld.aggregation.rule import NO_EXTRAS, Array, Extras, GramRule, Robust, check_number, register
 from fedld.errors import FedLDError
 
 
@@ -22,7 +22,7 @@ def within(K: Array, c: Array, radius: float) -> Array:
 
 @register("norm-clip")
 @dataclass(frozen=True)
-class NormClip(GramRule):
+class NormClip(Robust, GramRule):
     """The average of updates shortened to at most `bound`, or to their median length if none is given."""
 
     bound: float | None = None
@@ -39,7 +39,7 @@ class NormClip(GramRule):
 
 @register("centered-clip")
 @dataclass(frozen=True)
-class CenteredClip(GramRule):
+class CenteredClip(Robust, GramRule):
     """Centred clipping (Karimireddy et al. 2021), started at zero: v += sum p_i clip(g_i - v, radius).
 
     The radius is the updates' median length if none is given.
@@ -65,24 +65,29 @@ class CenteredClip(GramRule):
 
 @register("geometric-median")
 @dataclass(frozen=True)
-class GeometricMedian(GramRule):
+class GeometricMedian(Robust, GramRule):
     """RFA (Pillutla et al. 2022): smoothed Weiszfeld steps to min_v sum p_i |g_i - v|.
 
-    `smoothing` is relative to the root mean square of the updates' lengths. Steps start at the average and
-    stop when the objective falls by less than `tolerance`, relatively.
+    Updates longer than `clip` times the median length are shortened to that first: the steps start at the
+    average, and from one that is 1e7 away they would not return. `smoothing` is relative to the root mean
+    square of the lengths. Steps stop when the objective falls by less than `tolerance`, relatively.
     """
 
+    clip: float = 10.0
     iterations: int = 100
     smoothing: float = 1e-6
     tolerance: float = 1e-10
 
     def __post_init__(self) -> None:
+        check_number(self, "clip", 1)
         check_number(self, "iterations", 1, whole=True)
         check_number(self, "smoothing", 0, open_low=True)
         check_number(self, "tolerance", 0)
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
         """Weights p_i / max(smoothing, |g_i - v|), normalised, again and again."""
+        clipped = within(K, np.zeros_like(p), self.clip * float(np.median(np.sqrt(np.diagonal(K)))))
+        K = clipped[:, None] * K * clipped
         floor = self.smoothing * np.sqrt(np.trace(K) / len(K))
         c, before = p.copy(), np.inf
         for _ in range(self.iterations):
@@ -91,7 +96,7 @@ class GeometricMedian(GramRule):
             if cost == 0 or before - cost < self.tolerance * cost:
                 break
             c, before = weiszfeld(p, distances, floor), cost
-        return c
+        return clipped * c
 
 
 def weiszfeld(p: Array, distances: Array, floor: float) -> Array:
@@ -101,7 +106,7 @@ def weiszfeld(p: Array, distances: Array, floor: float) -> Array:
 
 
 @dataclass(frozen=True)
-class _Krum(GramRule):
+class _Krum(Robust, GramRule):
     byzantine: int | None = None
 
     def __post_init__(self) -> None:
@@ -159,11 +164,12 @@ class MultiKrum(_Krum):
 
 @register("cosine-filter")
 @dataclass(frozen=True)
-class CosineFilter(GramRule):
-    """The average without clients whose cosine with the average of all is below `threshold`.
+class CosineFilter(Robust, GramRule):
+    """The average without clients whose cosine with the clients' common direction is below `threshold`.
 
-    At threshold 0 somebody always passes, since <g, g> = sum p_i <g_i, g>; if nobody passes a higher one, the
-    average stays as it is.
+    The direction is the mean of the updates at unit length, h = sum p_i g_i / |g_i|, so that a long update
+    has no more to say about it than a short one. At threshold 0 somebody always passes, since
+    <h, h> = sum p_i <g_i, h> / |g_i|; if nobody passes a higher one, the average stays as it is.
     """
 
     threshold: float = 0.0
@@ -173,7 +179,9 @@ class CosineFilter(GramRule):
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
         """Weights of those that pass, renormalised."""
-        Kp = K @ p
-        lengths = np.sqrt(np.diagonal(K) * max(float(p @ Kp), 0.0))
-        passed = p * (Kp >= self.threshold * lengths)
+        norms = np.sqrt(np.diagonal(K))
+        unit = np.divide(p, norms, out=np.zeros_like(p), where=norms > 0)
+        along = K @ unit
+        lengths = norms * np.sqrt(max(float(unit @ along), 0.0))
+        passed = p * (along >= self.threshold * lengths)
         return passed / passed.sum() if passed.sum() > 0 else p.copy()

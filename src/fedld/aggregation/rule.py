@@ -28,11 +28,13 @@ class Extras:
     group      name of the model, layer or tensor it is asked about
     precision  how exact K is (relative)
     reference  inner products <g_i, h> with a direction h that the server remembers
+    names      the clients', for rules whose outcome depends on an order
     """
 
     group: str = "model"
     precision: float = 1e-10
     reference: Array | None = None
+    names: tuple[str, ...] = ()
 
 
 NO_EXTRAS = Extras()
@@ -43,10 +45,25 @@ class Rule:
     """A frozen value: a name and the options of one aggregation rule."""
 
     name: ClassVar[str]
+    robust: ClassVar[bool] = False
+    max_weight: ClassVar[float] = 1.0
+    """Largest share of the weights that one client may have, unless `aggregate` is told another."""
 
     def kept(self, axes: "Spectrum") -> int:
         """Number of leading principal axes the rule uses: all, unless it chooses."""
         return axes.rank
+
+
+class Robust:
+    """Mixed into rules that are to stand a minority of wrong clients, whatever sizes these claim.
+
+    Every estimate of location breaks down where one client holds half of the weight; at 0.4 the others
+    outweigh it. Statistics beside the parameters (BatchNorm buffers) are combined by a median, since a client
+    may send a harmless update with harmful statistics.
+    """
+
+    robust: ClassVar[bool] = True
+    max_weight: ClassVar[float] = 0.4
 
 
 @dataclass(frozen=True)

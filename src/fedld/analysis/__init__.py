@@ -1,12 +1,12 @@
 """Why it happened: loss decomposition, heterogeneity and conflict measures, diagnosis, paired statistics."""
 
 from fedld.analysis.decomposition import Decomposition, decompose
-from fedld.analysis.diagnosis import diagnose
-from fedld.analysis.evidence import Evidence, Finding
+from fedld.analysis.diagnosis.checks import diagnose
+from fedld.analysis.diagnosis.evidence import Evidence, Finding
+from fedld.analysis.diagnosis.thresholds import THRESHOLDS
 from fedld.analysis.heterogeneity import LabelMeasures, feature_distances, feature_shift, label_measures
 from fedld.analysis.metrics import calibration, confusion, evaluate_logits
 from fedld.analysis.statistics import PairedDifference, holm, paired_difference
-from fedld.analysis.thresholds import THRESHOLDS
 from fedld.analysis.updates import Split, UpdateMeasures, gram_report, split, update_measures
 
 __all__ = [

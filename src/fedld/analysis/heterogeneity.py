@@ -1,5 +1,6 @@
 """How different the clients' data are: labels, sizes, features. Known before any training."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +55,28 @@ def label_measures(counts: ArrayLike) -> LabelMeasures:
         size_imbalance=float(sizes.std() / sizes.mean()),
         effective_clients=float(sizes.sum() ** 2 / (sizes**2).sum()),
     )
+
+
+def image_features(
+    images: NDArray[np.uint8], labels: ArrayLike, clients: Sequence[NDArray[np.int64]], most: int = 300
+) -> tuple[Floats, Floats]:
+    """Mean features and spreads of every client's images, before any network has seen them.
+
+    A feature is the mean or the spread of a colour channel, in standard deviations over all images, after the
+    mean of its class is subtracted, so that clients with other labels do not count as other cameras.
+    """
+    chosen = [part[np.linspace(0, len(part) - 1, min(most, len(part))).astype(int)] for part in clients]
+    owner = np.repeat(np.arange(len(chosen)), [len(part) for part in chosen])
+    index = np.concatenate(chosen)
+    pixels, y = images[index].astype(np.float32), np.asarray(labels)[index]
+    features = np.concatenate([pixels.mean(axis=(1, 2)), pixels.std(axis=(1, 2))], axis=1).astype(np.float64)
+    for label in np.unique(y):
+        features[y == label] -= features[y == label].mean(axis=0)
+    features /= np.maximum(features.std(axis=0), 1e-9)
+    parts = [features[owner == i] for i in range(len(chosen))]
+    means = [p.mean(axis=0) if len(p) else np.full(features.shape[1], np.nan) for p in parts]
+    spreads = [float(np.sqrt(p.var(axis=0).sum())) if len(p) else np.nan for p in parts]
+    return np.array(means), np.array(spreads)
 
 
 def feature_distances(means: ArrayLike, spreads: ArrayLike) -> Floats:

@@ -12,6 +12,7 @@ from scipy.special import logsumexp
 from torch import Tensor
 
 from fedld.errors import FedLDError
+from fedld.records.schema import Measures
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -28,7 +29,7 @@ class Calibration:
     ece: float
 
 
-def evaluate_logits(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> dict[str, float | None]:
+def evaluate_logits(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> Measures:
     """All scalar measures; what is undefined (no sample, one class, a diverged model) is None.
 
     >>> evaluate_logits([[2.0, 0.0], [0.0, 1.0], [0.5, 0.0]], [0, 1, 1])["accuracy"]
@@ -36,14 +37,19 @@ def evaluate_logits(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> d
     """
     z, y = _checked(logits, labels)
     counts = confusion(z, y)
-    measures = {
-        "accuracy": _ratio(np.trace(counts), len(y)),
-        "balanced_accuracy": balanced_accuracy(counts),
-        "auroc": auroc(z, y),
-        "loss": cross_entropy(z, y),
-        "ece": calibration(z, y).ece,
+    return {
+        "accuracy": accuracy(z, y),
+        "balanced_accuracy": _defined(balanced_accuracy(counts)),
+        "auroc": _defined(auroc(z, y)),
+        "loss": _defined(cross_entropy(z, y)),
+        "ece": _defined(calibration(z, y).ece),
     }
-    return {name: float(value) if np.isfinite(value) else None for name, value in measures.items()}
+
+
+def accuracy(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> float | None:
+    """Share of the samples whose prediction is finite and right; None where there is no sample."""
+    counts = confusion(logits, labels)
+    return _defined(_ratio(np.trace(counts), counts.sum()))
 
 
 def confusion(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> Integers:
@@ -109,6 +115,10 @@ def _area(scores: Floats, positive: NDArray[np.bool_]) -> float:
     midranks = np.cumsum(counts) - (counts - 1) / 2
     n = int(positive.sum())
     return float((midranks[inverse][positive].sum() - n * (n + 1) / 2) / (n * (len(scores) - n)))
+
+
+def _defined(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
 
 
 def _ratio(part: Any, whole: int) -> float:

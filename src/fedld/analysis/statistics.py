@@ -20,6 +20,16 @@ class PairedDifference:
     interval: tuple[float, float] | None
     p_value: float | None
 
+    @property
+    def effect_size(self) -> float | None:
+        """Hedges' g of paired differences: mean / sd, times 1 - 3 / (4 (n - 1) - 1) for small n.
+
+        None for fewer than three pairs, and where there is no spread to measure it in.
+        """
+        if self.n < 3 or not self.sd:
+            return None
+        return self.mean / self.sd * (1 - 3 / (4 * (self.n - 1) - 1))
+
 
 def paired_difference(values_a: ArrayLike, values_b: ArrayLike, confidence: float = 0.95) -> PairedDifference:
     """Paired t test of a - b.

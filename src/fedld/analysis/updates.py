@@ -3,18 +3,21 @@
 The axes' part (spectrum, votes, gap, margin) is the aggregation's own `Report`; it is not computed twice.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedld.aggregation.report import Report, alignment, average_report, axes_report
+from fedld.aggregation.screen import outliers
 from fedld.aggregation.spectrum import spectrum
 from fedld.errors import FedLDError
+from fedld.records.schema import ConflictLine, TrialRecord
 
 Floats = NDArray[np.float64]
+MOST = 200  # clients whose pairs are compared over rounds
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,13 @@ def gram_report(
     p = p / p.sum()
     c = p if coefficients is None else np.asarray(coefficients, dtype=np.float64)
     axes = spectrum(K)
+    names = [str(i) for i in range(len(p))] if clients is None else list(clients)
     return Report(
-        clients=[str(i) for i in range(len(p))] if clients is None else list(clients),
+        clients=names,
         weights=p.tolist(),
         rejected={},
+        capped={},
+        outliers=outliers(K, names),
         coefficients={"model": c.tolist()},
         **axes_report(axes, axes.rank if kept is None else min(kept, axes.rank), p),
         **average_report(K, p, alignment(K[None], c[None])),
@@ -88,7 +94,7 @@ class Split:
     between: float  # mean cosine of pairs across
 
 
-def split(reports: Sequence[Mapping[str, Any]]) -> Split | None:
+def split(reports: Sequence[ConflictLine]) -> Split | None:
     """How clients fall apart along the first axis of their mean pairwise cosines over the recorded rounds.
 
     The mean over rounds keeps lasting opposition and loses one round's noise. None if all are on one side.
@@ -110,18 +116,40 @@ def split(reports: Sequence[Mapping[str, Any]]) -> Split | None:
     )
 
 
-def mean_cosines(reports: Sequence[Mapping[str, Any]]) -> tuple[list[str], Floats, Floats]:
-    """Names, mean pairwise cosines (0 for pairs never sampled together) and mean weights over rounds."""
-    names = list(dict.fromkeys(name for report in reports for name in report["clients"]))
+def gram_clients(line: ConflictLine) -> tuple[list[str], list[float]]:
+    """Names and weights of the clients whose Gram matrix a line holds (all of them in older records)."""
+    weights = dict(zip(line["clients"], line["weights"], strict=True))
+    names = line.get("gram_clients", line["clients"])
+    return names, [weights[name] for name in names]
+
+
+def mean_cosines(reports: Sequence[ConflictLine]) -> tuple[list[str], Floats, Floats]:
+    """Names, mean pairwise cosines (0 for pairs never sampled together) and mean weights over rounds.
+
+    Of thousands of clients those that were there most often are looked at: few others ever met.
+    """
+    met = Counter(name for report in reports for name in gram_clients(report)[0])
+    often = {name for name, _ in met.most_common(MOST)}
+    names = [name for name in met if name in often]
+    place = {name: k for k, name in enumerate(names)}
     total, seen = np.zeros((2, len(names), len(names)))
     weight = np.zeros(len(names))
     for report in reports:
-        rows = [names.index(name) for name in report["clients"]]
-        total[np.ix_(rows, rows)] += pairwise_cosine(np.asarray(report["gram"]))
+        own, weights = gram_clients(report)
+        there = [k for k, name in enumerate(own) if name in place]
+        rows = [place[own[k]] for k in there]
+        total[np.ix_(rows, rows)] += pairwise_cosine(np.asarray(report["gram"]))[np.ix_(there, there)]
         seen[np.ix_(rows, rows)] += 1
-        weight[rows] += report["weights"]
+        weight[rows] += np.asarray(weights)[there]
     cosine = np.divide(total, seen, out=np.zeros_like(total), where=seen > 0)
     return names, cosine, weight / np.maximum(np.diagonal(seen), 1)
+
+
+def chosen_step(trial: TrialRecord) -> str:
+    """The step that clients measured as best: its rule, and its length in that of the rule's own step."""
+    if not trial["chosen"]:
+        return "the plain average"
+    return f"{trial['rules'][trial['chosen']]} at {trial['lengths'][trial['chosen']]:g} times its length"
 
 
 def _ratio(a: float, b: float) -> float:

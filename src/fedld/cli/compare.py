@@ -3,44 +3,69 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table as RichTable
 
-from fedld.cli.progress import RunBars
 from fedld.cli.settings import with_settings
-from fedld.engine.records import dump
-from fedld.errors import FedLDError
-from fedld.study.compare import plan, run_study
-from fedld.study.table import Row, Table
+from fedld.errors import FedLDError, Interrupted
+from fedld.records.writer import dump
 
-WIDE = 110  # characters that the whole table needs
-NARROW = (0, 1, 2, 6)
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+    from fedld.study.comparison import Comparison
+
+METHODS = "fedavg,fedprox,fedld,fedld-measured"
+WIDE = 160  # characters that the whole table needs
+NARROW = 4  # columns that a narrow one shows
+Primary = Annotated[
+    str,
+    typer.Option(help="measure that decides: accuracy, balanced_accuracy, auroc, worst_client or a --metric"),
+]
 
 
-@with_settings("method", "workers", many=True)
+@with_settings("method", "workers", "seed", many=True)
 def compare(
     settings: dict[str, Any],
-    methods: Annotated[str, typer.Option(help="names, separated by commas")] = "fedavg,fedprox,fedld",
+    methods: Annotated[str, typer.Option(help="names, separated by commas")] = METHODS,
     seeds: Annotated[str, typer.Option(help="seeds, separated by commas")] = "0,1,2",
+    study: Annotated[Path | None, typer.Argument(help="with --resume and nothing else: the study")] = None,
     out: Annotated[Path, typer.Option(help="study directory")] = Path("runs/compare"),
     resume: Annotated[bool, typer.Option("--resume", help="finish what is there already")] = False,
     jobs: Annotated[int | None, typer.Option(help="runs at the same time; default: cores")] = None,
+    primary: Primary = "accuracy",
     json: Annotated[bool, typer.Option("--json", help="print the table as JSON")] = False,
 ) -> None:
-    """Compare methods under equal conditions; writes table.json, table.md and report.html."""
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    study = plan(settings, names, parse_seeds(seeds), command=shlex.join(["fedld", *sys.argv[1:]]))
-    with RunBars(study.rounds, f"{len(study.cells)} runs") as bars:
-        table = run_study(study, out, resume=resume, jobs=jobs, progress=bars)
+    """Compare methods under equal conditions; writes the table (json, md, tex, csv) and report.html."""
+    from rich.console import Console
+
+    from fedld.config.own import import_methods
+    from fedld.study.compare import plan, reopen, run_study
+    from fedld.study.progress import RunBars
+
+    if study is not None:
+        if not resume or settings:
+            raise FedLDError(f"'{study}' is the study to finish: give --resume, and no settings beside it")
+        planned, out = reopen(study), study
+    else:
+        names = import_methods([name.strip() for name in methods.split(",") if name.strip()])
+        command = shlex.join(["fedld", *sys.argv[1:]])
+        planned = plan(settings, names, parse_seeds(seeds), command=command, primary=primary)
+    with RunBars(planned.rounds, f"{len(planned.cells)} runs") as bars:
+        try:
+            comparison = run_study(planned, out, resume=resume, jobs=jobs, progress=bars)
+        except Interrupted:
+            again = f"continue with: fedld compare --resume {shlex.quote(str(out))}"
+            raise Interrupted(f"stopped; what is finished is kept; {again}") from None
     if json:
-        typer.echo(dump(table.to_json()))
+        typer.echo(dump(comparison.to_json()))
     else:
         console = Console()
-        console.print(rich_table(table, console.width))
+        console.print(rich_table(comparison, console.width))
+        typer.echo(f"{comparison.verdict}.")
+        for line in comparison.warnings:
+            typer.echo(f"note: {line}")
         typer.echo(f"report: {out / 'report.html'}")
 
 
@@ -55,15 +80,17 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
-def rich_table(table: Table, width: int) -> RichTable:
-    """The comparison for the terminal: columns that hold something, and on a narrow one the main ones."""
-    cells = [row.cells() for row in table.rows]
-    wanted = range(len(Row.COLUMNS)) if width >= WIDE else NARROW
-    used = [k for k in wanted if any(row[k] not in ("", "-") for row in cells)]
-    shown = RichTable(title=table.title, box=box.SIMPLE)
-    shown.add_column("method", no_wrap=True)
-    for k in used:
-        shown.add_column(Row.COLUMNS[k], justify="right", no_wrap=k < 2)
-    for row, texts in zip(table.rows, cells, strict=True):
-        shown.add_row(row.label, *(texts[k] for k in used))
+def rich_table(comparison: "Comparison", width: int) -> "RichTable":
+    """The comparison for the terminal: on a narrow one the main columns only."""
+    from rich import box
+    from rich.table import Table as RichTable
+
+    head, *rows = comparison.table
+    used = len(head) if width >= WIDE else NARROW
+    shown = RichTable(title=comparison.title, box=box.SIMPLE)
+    shown.add_column(head[0], no_wrap=True)
+    for k, name in enumerate(head[1:used]):
+        shown.add_column(name, justify="right", no_wrap=k < 2)
+    for row in rows:
+        shown.add_row(*row[:used])
     return shown

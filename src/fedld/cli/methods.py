@@ -1,17 +1,23 @@
 """`fedld methods`: what there is, where it comes from, what it needs."""
 
+import json as json_format
+from contextlib import suppress
 from dataclasses import asdict, fields
-from typing import Annotated, Any
+from hashlib import sha256
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from fedld.aggregation import Rule
-from fedld.engine.records import dump
-from fedld.local import OBJECTIVES
-from fedld.methods import METHODS, Method
-from fedld.registry import options_of
+from fedld import __version__
+from fedld.errors import FedLDError
+from fedld.paths import cache_root
+from fedld.records.writer import dump, write_atomically
+
+if TYPE_CHECKING:
+    from fedld.aggregation import Rule
+    from fedld.methods import Method
 
 COLUMNS = {
     "name": "name",
@@ -25,10 +31,13 @@ COLUMNS = {
 
 def methods(json: Annotated[bool, typer.Option("--json", help="print the table as JSON")] = False) -> None:
     """List every method: paper, what is personal, extra communication, BatchNorm and client sampling."""
-    rows = [describe(name, method) for name, method in METHODS.items()]
+    rows = known_methods()
     if json:
         typer.echo(dump(rows))
         return
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in COLUMNS.values():
         table.add_column(title, no_wrap=title == "name")
@@ -38,8 +47,38 @@ def methods(json: Annotated[bool, typer.Option("--json", help="print the table a
     Console().print(table)
 
 
-def describe(name: str, method: Method) -> dict[str, Any]:
+def known_methods() -> list[dict[str, Any]]:
+    """Every method as plain data; remembered, since methods need torch, which takes seconds to import.
+
+    What installed packages add is always asked for anew.
+    """
+    if entry_points(group="fedld.methods"):
+        return _described()
+    package = Path(__file__).parents[1]
+    places = [file for room in ("methods", "local", "aggregation") for file in (package / room).glob("*.py")]
+    known = [(str(file), file.stat().st_mtime_ns) for file in sorted(places)]
+    key = sha256(repr((__version__, known)).encode()).hexdigest()
+    name = f"methods-{key[:20]}.json"
+    try:
+        return list(json_format.loads((cache_root() / name).read_text()))
+    except (FedLDError, OSError, ValueError):
+        rows = _described()
+    with suppress(FedLDError, OSError):  # a cache that cannot be written is none
+        write_atomically(cache_root() / name, dump(rows).encode())
+    return rows
+
+
+def _described() -> list[dict[str, Any]]:
+    from fedld.methods import METHODS
+
+    return [describe(name, method) for name, method in METHODS.items()]
+
+
+def describe(name: str, method: "Method") -> dict[str, Any]:
     """A method as plain data: its card, its parts, and the options it takes."""
+    from fedld.local import OBJECTIVES
+    from fedld.registry import options_of
+
     kind = type(method.objective)
     objective = next((key for key, value in OBJECTIVES.items() if type(value) is kind), kind.__name__)
     return {
@@ -53,7 +92,7 @@ def describe(name: str, method: Method) -> dict[str, Any]:
     }
 
 
-def _changed(rule: Rule) -> dict[str, Any]:
+def _changed(rule: "Rule") -> dict[str, Any]:
     """Options that differ from the rule's own defaults."""
     values = {field.name: (getattr(rule, field.name), field.default) for field in fields(rule)}
     return {key: value for key, (value, default) in values.items() if value != default}

@@ -8,21 +8,27 @@ import typer
 Paths = Annotated[list[Path], typer.Argument(help="run and study directories", show_default=False)]
 
 
+Primary = Annotated[
+    str | None, typer.Option(help="measure that decides; default: the study's own, else accuracy")
+]
+
+
 def report(
     paths: Paths,
     out: Annotated[Path, typer.Option("--out", "-o", help="the page to write")] = Path("report.html"),
+    primary: Primary = None,
     figures: Annotated[
         Path | None,
-        typer.Option(help="also write every figure as SVG and PNG, its data as CSV, into this folder"),
+        typer.Option(help="also write every figure as SVG, PDF and PNG, its data as CSV, into this folder"),
     ] = None,
 ) -> None:
     """Write one self-contained page about runs and studies: verdict, charts, tables."""
     from fedld.study.report import write_figures, write_report
 
-    write_report(paths, out)
+    write_report(paths, out, primary)
     typer.echo(f"report: {out}")
     if figures is not None:
-        write_figures(paths, figures)
+        write_figures(paths, figures, primary)
         typer.echo(f"figures: {figures}")
 
 
@@ -39,17 +45,24 @@ def watch(
 def export(
     paths: Paths,
     out: Annotated[Path, typer.Option("--out", "-o", help="folder to write to")] = Path("export"),
-    format: Annotated[str, typer.Option(help="parquet, csv, tensorboard, mlflow or wandb")] = "parquet",
+    format: Annotated[
+        str, typer.Option(help="parquet, csv, latex, tensorboard, mlflow or wandb")
+    ] = "parquet",
+    primary: Primary = None,
 ) -> None:
-    """Write the records as tables (Parquet, CSV) or for a tracker (TensorBoard, MLflow, Weights & Biases)."""
-    from fedld.study.load import FORMATS, load
+    """Write records as tables (Parquet, CSV), the comparison (LaTeX, CSV), or files for a tracker."""
+    from fedld.frames import FORMATS, load
+    from fedld.study.report import write_comparisons
     from fedld.study.trackers import TRACKERS, replay
 
     if format in TRACKERS:
         replay(paths, format, out)
     else:
-        _check(format, [*FORMATS, *TRACKERS])
-        load(*paths).write(out, format)
+        _check(format, [*FORMATS, "latex", *TRACKERS])
+        if format in FORMATS:
+            load(*paths).write(out, format)
+        if format in ("csv", "latex"):
+            write_comparisons(paths, out, format, primary)
     typer.echo(f"{format}: {out}")
 
 

@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fedld.cli.compare import parse_seeds
-from fedld.cli.progress import RunBars
+from fedld.cli.compare import Primary, parse_seeds
 from fedld.cli.settings import with_settings
-from fedld.engine.records import dump
+from fedld.records.writer import dump
 
 reproduce = typer.Typer(help="The paper's figures and tables.", no_args_is_help=True)
 
@@ -21,7 +20,7 @@ Json = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
 
 
 @reproduce.command()
-@with_settings("method", "rounds", "alpha", "partition", "workers", "decompose")
+@with_settings("method", "rounds", "alpha", "partition", "workers", "decompose", "seed")
 def figure2(
     settings: dict[str, Any],
     seeds: Seeds = "0,1,2",
@@ -33,7 +32,8 @@ def figure2(
     json: Json = False,
 ) -> None:
     """Shift and aggregation loss of one round against heterogeneity, with and without FedLD's two parts."""
-    from fedld.study.figure2 import plan, run_figure2
+    from fedld.study.paper.figure2 import plan, run_figure2
+    from fedld.study.progress import RunBars
 
     planned = plan(
         settings,
@@ -57,7 +57,7 @@ def _table_command(table: str, text: str, rows: str) -> None:
     """Register `fedld reproduce <table>`."""
 
     @reproduce.command(name=table, help=text)
-    @with_settings("method", "objective", "rule", "workers", "split", many=True)
+    @with_settings("method", "objective", "rule", "workers", "split", "seed", many=True)
     def command(
         settings: dict[str, Any],
         scale: Scale = "small",
@@ -69,9 +69,11 @@ def _table_command(table: str, text: str, rows: str) -> None:
         out: Out = None,
         resume: Resume = False,
         jobs: Jobs = None,
+        primary: Primary = "accuracy",
         json: Json = False,
     ) -> None:
-        from fedld.study.reproduce import plan, run_plan
+        from fedld.study.paper.reproduce import plan, run_plan
+        from fedld.study.progress import RunBars
 
         planned = plan(
             table,
@@ -81,6 +83,7 @@ def _table_command(table: str, text: str, rows: str) -> None:
             arms=_names(methods),
             splits=_names(splits),
             command=_command(),
+            primary=primary,
         )
         where = out or Path("runs") / table
         with RunBars(planned.rounds, f"{planned.runs} runs") as bars:
@@ -92,7 +95,7 @@ def _table_command(table: str, text: str, rows: str) -> None:
 
 _table_command("table1", "Methods on the Retina splits and COVID-FL.", "all of Table 1 and ours")
 _table_command("table2", "FedLD's two parts, one by one.", "none,principal,margin,both")
-_table_command("table3", "Fifty clients, a tenth of them a round.", "all of Table 3 and ours")
+_table_command("table3", "Fifty clients, a tenth of them per round.", "all of Table 3 and ours")
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -2,17 +2,21 @@
 
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedld.cli.progress import RunBars, console
 from fedld.cli.settings import with_settings
-from fedld.engine import loop
-from fedld.engine.experiment import Experiment, make_experiment, read_toml
-from fedld.engine.records import Line, dump
+from fedld.config.experiment import Experiment, make_experiment, read_toml
 from fedld.errors import FedLDError, nearest
+from fedld.records.schema import ParticipationRecord, Summary
+from fedld.records.writer import dump
 
+if TYPE_CHECKING:
+    from fedld.study.progress import RunBars
+
+MISSING = 3
+"""Exit code: the run is done, but more clients missed rounds than were allowed to."""
 ENGINES = ["local", "flower", "flower-simulation"]
 
 
@@ -20,63 +24,98 @@ ENGINES = ["local", "flower", "flower-simulation"]
 def run(
     settings: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="new run directory; default: runs/<time>")] = None,
-    resume: Annotated[Path | None, typer.Option(help="continue the run in this directory")] = None,
-    seed: Annotated[int | None, typer.Option(help="seed of data, initial weights and order")] = None,
+    resume: Annotated[Path | None, typer.Option(help="continue this run; --rounds N for more")] = None,
     engine: Annotated[str, typer.Option(help="local, flower or flower-simulation")] = "local",
-    superlink: Annotated[str, typer.Option(help="name of a SuperLink in Flower's configuration")] = "",
+    server: Annotated[Path, typer.Option(help="--runs of `fedld server start`, for Flower")] = Path("runs"),
     json: Annotated[bool, typer.Option("--json", help="print the summary as JSON")] = False,
+    require_all: Annotated[bool, typer.Option(help="exit with code 3 if anybody missed a round")] = False,
+    max_missing: Annotated[int | None, typer.Option(help="exit with code 3 if more clients did")] = None,
 ) -> None:
     """Train one method on one federation."""
-    if seed is not None:
-        settings["seed"] = seed
+    from fedld.engine import loop
+    from fedld.study.progress import RunBars, console
+
     if resume is not None:
-        if settings or out:
-            raise FedLDError("--resume continues a run with its own settings: give no others")
-        path = resume
-        experiment = make_experiment(read_toml(resume / "config.toml"))
+        path, saved, rounds = resume, read_toml(resume / "config.toml"), settings.pop("rounds", None)
+        own = _own_again(settings, saved)
+        if out:
+            raise FedLDError("--resume continues a run where it is: give no --out")
+        experiment = make_experiment(saved | ({} if rounds is None else {"rounds": rounds}), own)
     else:
         experiment = make_experiment(settings if engine == "local" else _flower(settings))
         path = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{experiment.method['name']}"
     with RunBars(experiment.rounds, experiment.method["name"]) as bars:
         if engine != "local":
-            summary = _submit(engine, superlink, path, experiment, bars, resume is not None)
+            summary = _submit(engine, server, path, experiment, bars, resume is not None)
         elif resume is not None:
-            summary = loop.resume(path, progress=bars, warn=console.print)
+            summary = loop.resume(path, progress=bars, warn=console.print, own=own, rounds=rounds)
         else:
             summary = loop.run(experiment, path, progress=bars)
     if json:
         typer.echo(dump(summary | {"path": str(path)}))
     else:
         _print(summary, path)
+    absent = [name for name, one in summary["participation"].items() if one["missing"]]
+    for name in absent:
+        console.print(f"[bold red]{absence(name, summary['participation'][name])}[/bold red]")
+    allowed = 0 if require_all else max_missing
+    if allowed is not None and len(absent) > allowed:
+        console.print(f"{len(absent)} clients missed rounds, {allowed} may")
+        raise typer.Exit(MISSING)
+
+
+def absence(name: str, one: ParticipationRecord) -> str:
+    """A client's absence in a sentence.
+
+    >>> absence("beta", {"drawn": 10, "took_part": 3, "missing": {"away": 7}, "gone_since": 4})
+    "'beta' was missing in 7 of 10 rounds, from round 4 to the end (away: 7)"
+    """
+    end = f", from round {one['gone_since']} to the end" if one["gone_since"] else ""
+    why = ", ".join(f"{reason}: {count}" for reason, count in one["missing"].items())
+    return f"'{name}' was missing in {one['drawn'] - one['took_part']} of {one['drawn']} rounds{end} ({why})"
+
+
+def _own_again(settings: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+    """The user's own parts of a run that is resumed: the only settings that may be given again."""
+    from fedld.config.own import name_values
+
+    named, own = name_values(settings)
+    for key, value in named.items():
+        if key not in own or saved.get(key) != value:
+            raise FedLDError(
+                "--resume continues a run with its own settings: give no others but the import paths of its "
+                f"own parts, as they were ('{key}' is {saved.get(key)!r} there)"
+            )
+    return own
 
 
 def _flower(settings: dict[str, Any]) -> dict[str, Any]:
-    from fedld.engine.flower.submit import flower_defaults
+    from fedld.engine.backends.flower.submit import flower_defaults
 
     return flower_defaults(settings)
 
 
 def _submit(
-    engine: str, superlink: str, path: Path, experiment: Experiment, bars: RunBars, resumed: bool
-) -> Line:
+    engine: str, server: Path, path: Path, experiment: Experiment, bars: "RunBars", resumed: bool
+) -> Summary:
     """Hand the run to Flower and show what it reports."""
     if engine == "flower-simulation":
-        from fedld.engine.flower.simulation import simulate
+        from fedld.engine.backends.flower.simulation import simulate
 
         return simulate(experiment, path, bars, resume=resumed)
-    from fedld.engine.flower.submit import submit
+    from fedld.engine.backends.flower.submit import submit
 
     if engine != "flower":
         raise FedLDError(f"unknown engine '{engine}': {nearest(engine, ENGINES)}")
-    if not superlink:
-        raise FedLDError("--engine flower needs --superlink NAME")
-    return submit(superlink, path, None if resumed else experiment, bars)
+    return submit(server, path, None if resumed else experiment, bars)
 
 
-def _print(summary: Line, path: Path) -> None:
+def _print(summary: Summary, path: Path) -> None:
     accuracy = summary.get("final_accuracy", summary.get("personal_final_accuracy"))
     typer.echo(
         f"{summary['method']} on {summary['dataset']}, seed {summary['seed']}: "
         f"accuracy {accuracy:.4f} after {summary['rounds']} rounds in {summary['seconds']:.1f} s"
     )
+    if "validated_round" in summary:
+        typer.echo(f"best by the validation images: round {summary['validated_round']} (best.safetensors)")
     typer.echo(f"records: {path}")

@@ -1,49 +1,19 @@
-"""The experiment's settings as command-line options, written down once for all commands."""
+"""The experiment's settings as command-line options: one each, made from what it says of itself."""
 
 import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from fedld.engine.experiment import override, read_toml
-from fedld.study.compare import of_one_method
-from fedld.study.presets import read_preset
+from fedld.config.experiment import SETTINGS, override, read_toml
+from fedld.config.settings import Setting
 
-OPTIONS: dict[str, tuple[type, str]] = {
-    "method": (str, "federated method, see 'fedld methods'"),
-    "objective": (str, "what clients minimise: cross-entropy, marg-log, ..."),
-    "rule": (str, "how the server combines: mean, principal, consensus, ..."),
-    "dataset": (str, "fundus-sim, digits, npz:PATH, folder:PATH, retina, covid-fl"),
-    "data_root": (Path, "folder of a published dataset"),
-    "split": (int, "published split of that dataset"),
-    "clients": (int, "number of clients"),
-    "partition": (str, "iid, dirichlet, dirichlet-sslfl, site, quantity, classes"),
-    "alpha": (float, "Dirichlet concentration: small is heterogeneous"),
-    "image_size": (int, "side of the images in pixels"),
-    "model": (str, "cnn, vgg9, resnet8, resnet8-gn, resnet18, resnet50, mobilenet_v2"),
-    "weights": (Path, "initial weights, .safetensors or weights-only .pth"),
-    "rounds": (int, "communication rounds"),
-    "local_epochs": (int, "epochs a client trains in a round"),
-    "batch_size": (int, "samples a step"),
-    "lr": (float, "learning rate of the clients"),
-    "momentum": (float, "momentum of the clients"),
-    "weight_decay": (float, "weight decay of the clients"),
-    "buffers": (str, "BatchNorm statistics: global, local or frozen"),
-    "sample_rate": (float, "share of clients that take part in a round"),
-    "decompose": (int, "loss decomposition every N rounds, 0 = never"),
-    "decompose_samples": (int, "estimate the decomposition on at most N samples a client"),
-    "workers": (int, "worker processes, 0 = in this process; default: cores"),
-    "dtype": (str, "float32 or bfloat16"),
-    "device": (str, "cpu or cuda"),
-    "on_client_failure": (str, "retry, skip or stop"),
-    "min_clients": (int, "fewer usable replies than this end the run"),
-    "round_timeout": (float, "seconds a round may take"),
-    "wait_for_clients": (float, "seconds to wait for sites, at the start and below quorum (Flower)"),
-    "checkpoint_every": (int, "rounds between checkpoints"),
-}
+PLAIN = (bool, int, float, Path, list[str])
+TABLES = ("data",)
+"""Settings that are tables without a name: given as KEY=VALUE, any number of times."""
 
 
 def with_settings(*without: str, many: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -54,30 +24,57 @@ def with_settings(*without: str, many: bool = False) -> Callable[[Callable[..., 
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        names = [name for name in OPTIONS if name not in without]
+        names = [name for name in SETTINGS if name not in without]
 
         @wraps(command)
         def wrapper(**given: Any) -> None:
-            preset, config, sets = given.pop("preset"), given.pop("config"), given.pop("set_")
-            settings = (read_preset(preset) if preset else {}) | (read_toml(config) if config else {})
-            if not many:
-                settings = of_one_method(settings, given.get("method"))
-            for name in names:
-                if (value := given.pop(name)) is not None:
-                    settings[name] = value
-            command(settings=override(settings, sets or []), **given)
+            asked = {name: given.pop(name) for name in names}
+            files = _read(given.pop("preset"), given.pop("config"), asked.get("method"), many)
+            assignments = [f"{table}.{pair}" for table in TABLES for pair in asked.pop(table) or []]
+            chosen = {name: value for name, value in asked.items() if value is not None}
+            assignments += given.pop("set_") or []
+            command(settings=_imported(override(files | chosen, assignments), chosen, assignments), **given)
 
         own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
-        wrapper.__signature__ = inspect.Signature([*own, *_config(), *map(_option, names)])  # type: ignore[attr-defined]
+        options = [_option(SETTINGS[name]) for name in names]
+        wrapper.__signature__ = inspect.Signature([*own, *_config(), *options])  # type: ignore[attr-defined]
         return wrapper
 
     return decorate
 
 
-def _option(name: str) -> inspect.Parameter:
-    kind, text = OPTIONS[name]
-    annotation = Annotated[kind | None, typer.Option(help=text, rich_help_panel="Experiment")]  # type: ignore[valid-type]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+def _read(preset: str | None, config: Path | None, method: str | None, many: bool) -> dict[str, Any]:
+    """Settings of the files; for a single method without the tables of others."""
+    from fedld.config.presets import read_preset
+    from fedld.study.compare import of_one_method
+
+    settings = (read_preset(preset) if preset else {}) | (read_toml(config) if config else {})
+    return settings if many else of_one_method(settings, method)
+
+
+def _imported(settings: dict[str, Any], chosen: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
+    """Settings with the values of the import paths that were typed; those of files are refused."""
+    from fedld.config.own import import_typed
+
+    words = [word for value in chosen.values() for word in (value if isinstance(value, list) else [value])]
+    return import_typed(settings, {*map(str, words), *(pair.partition("=")[2] for pair in assignments)})
+
+
+def _option(setting: Setting) -> inspect.Parameter:
+    kinds = [
+        setting.annotation,
+        *(getattr(kind, "__origin__", kind) for kind in get_args(setting.annotation)),
+    ]
+    worded = Literal in kinds  # a number or a word: the experiment tells them apart
+    kind: Any = str if worded else next((kind for kind in PLAIN if kind in kinds), str)
+    if setting.name in TABLES:
+        kind = list[str]
+    names = [setting.option] if kind == list[str] else []  # the others are named after the parameter
+    option = typer.Option(*names, help=setting.help, rich_help_panel=setting.section.capitalize())
+    annotation = Annotated[kind | None, option]
+    return inspect.Parameter(
+        setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
 
 
 def _config() -> list[inspect.Parameter]:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedld.engine.experiment import make_experiment, read_toml
+from fedld.config.experiment import make_experiment, read_toml
 from fedld.errors import FedLDError
 
 site = typer.Typer(help="Take part in a federation as a site.", no_args_is_help=True)
@@ -14,6 +14,10 @@ server = typer.Typer(help="Run the server of a federation.", no_args_is_help=Tru
 Data = Annotated[Path, typer.Option(help="npz file, or folder with a folder for every class")]
 Authority = Annotated[Path | None, typer.Option(help="certificate of the authority (PEM)")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="no encryption, no keys; on this machine only")]
+Runs = Annotated[Path, typer.Option(help="folder under which the server's runs are written")]
+State = Annotated[Path, typer.Option(help="where this site keeps its own state")]
+Bits = Annotated[int, typer.Option(help="bits that 16-bit image files really use, where they do not say")]
+Patient = Annotated[str, typer.Option(help="pattern whose group is the patient in a file name: '^([^_]+)_'")]
 Name = Annotated[str, typer.Option(help="the site's name in the consortium")]
 
 
@@ -22,14 +26,24 @@ def check(
     data: Data,
     config: Annotated[Path | None, typer.Option(help="the consortium's experiment.toml")] = None,
     classes: Annotated[str | None, typer.Option(help="its class names, with commas between")] = None,
+    sheet: Annotated[Path | None, typer.Option(help="write a picture of some images of each class")] = None,
+    bits: Bits = 0,
+    patient: Patient = "",
 ) -> None:
     """Tell whether this site's data fits the experiment, and what would leave the site."""
-    from fedld.engine.flower.check import check_site
+    from fedld.engine.backends.flower.check import check_site
+    from fedld.engine.backends.flower.federation import FileFacts
 
     experiment = make_experiment(read_toml(config)) if config else None
-    report = check_site(data, experiment, classes.split(",") if classes else None)
+    report = check_site(
+        data, experiment, classes.split(",") if classes else None, FileFacts(False, bits, patient)
+    )
     for line in report.lines():
         typer.echo(line)
+    if sheet is not None:
+        from fedld.study.pictures import contact_sheet
+
+        contact_sheet(report.table, sheet)
     if report.problems:
         raise FedLDError(f"this data does not fit: {report.problems[0]}")
 
@@ -39,28 +53,60 @@ def start_site(
     name: Name,
     data: Data,
     superlink: Annotated[str, typer.Option(help="the server, HOST:PORT")],
-    state: Annotated[Path, typer.Option(help="where this site keeps its own state")] = Path("fedld-state"),
+    state: State = Path("fedld-state"),
     ca: Authority = None,
     key: Annotated[Path | None, typer.Option(help="this site's private key")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="leave unreadable files out")] = False,
+    bits: Bits = 0,
+    patient: Patient = "",
+    weights: Annotated[Path | None, typer.Option(help="file of the frozen trunk, as the server's")] = None,
+    min_images: Annotated[int, typer.Option(help="least images of any measurement that leaves")] = 50,
+    max_image_size: Annotated[int, typer.Option(help="most pixels along a side of an image")] = 1024,
+    max_epochs: Annotated[int, typer.Option(help="most epochs per round")] = 100,
+    cache_gb: Annotated[float, typer.Option(help="most gigabytes of decoded images on disk")] = 50.0,
     insecure: Insecure = False,
 ) -> None:
     """Join a federation and stay until stopped: a Flower SuperNode that runs fedld and nothing else."""
-    from fedld.engine.flower.federation import open_site
-    from fedld.engine.flower.launch import Node
+    from fedld.engine.backends.flower.federation import FileFacts, open_site, training_rows
+    from fedld.engine.backends.flower.launch import Node
+    from fedld.engine.backends.flower.limits import Limits
 
-    open_site(str(data), None, skip_bad=skip_bad)
-    if code := Node(name, data, superlink, state, ca, key, device, skip_bad, insecure).start():
-        raise FedLDError(
-            f"the SuperNode ended with code {code}: is the key of '{name}' registered at the server?"
-        )
+    if weights is not None:
+        from fedld.models.weights import read_weights
+
+        read_weights(weights)
+    limits = Limits(min_images, max_image_size, max_epochs, cache_gb)
+    files = FileFacts(skip_bad, bits, patient)
+    limits.check_data(len(training_rows(open_site(str(data), None, files))))
+    node = Node(name, data, superlink, state, ca, key, device, files, insecure, weights, limits)
+    if code := node.start():
+        raise FedLDError(f"the SuperNode of '{name}' ended with code {code}, see above")
+    typer.echo(f"site '{name}' stopped")
+
+
+@site.command("status")
+def site_status(name: Name, state: State = Path("fedld-state")) -> None:
+    """Show the running site: its server, and what it did last."""
+    from fedld.engine.backends.flower import control
+
+    for line in control.site_status(state / name):
+        typer.echo(line)
+
+
+@site.command("stop")
+def stop_site(name: Name, state: State = Path("fedld-state")) -> None:
+    """End the running site; its state stays."""
+    from fedld.engine.backends.flower import control
+
+    control.stop(state / name)
+    typer.echo(f"site '{name}' stopped")
 
 
 @site.command("key")
 def site_key(name: Name, out: Annotated[Path, typer.Option(help="folder")] = Path()) -> None:
     """Make this site's key pair: NAME.key stays here, NAME.pub goes to the server's operator."""
-    from fedld.engine.flower.keys import make_site_key
+    from fedld.engine.backends.flower.keys import make_site_key
 
     make_site_key(name, out)
     typer.echo(f"keep {out / name}.key, send {out / name}.pub to the server's operator")
@@ -74,7 +120,7 @@ def demo(
 ) -> None:
     """Write a simulated federation as one npz file a site and one with the server's test set."""
     from fedld.data import DataSpec, load
-    from fedld.engine.flower.simulation import export
+    from fedld.engine.backends.flower.simulation import export
 
     for name, count in export(load(DataSpec(dataset, clients=clients)), out).items():
         typer.echo(f"{out / name}.npz: {count} images{'' if name == 'test' else ' to train on'}")
@@ -84,27 +130,87 @@ def demo(
 def start_server(
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port to listen on")] = 8000,
-    runs: Annotated[Path, typer.Option(help="folder under which runs are written")] = Path("runs"),
+    runs: Runs = Path("runs"),
     ca: Authority = None,
     certificate: Annotated[Path | None, typer.Option(help="this server's certificate (PEM)")] = None,
     key: Annotated[Path | None, typer.Option(help="this server's private key (PEM)")] = None,
     database: Annotated[Path | None, typer.Option(help="registered sites; default: in --runs")] = None,
     insecure: Insecure = False,
+    disk_gb: Annotated[float, typer.Option(help="room for replies that are not read yet", min=0)] = 50.0,
 ) -> None:
     """Wait for sites and experiments until stopped: a Flower SuperLink that runs fedld and nothing else."""
-    from fedld.engine.flower.launch import Server
+    from fedld.engine.backends.flower.launch import FlowerServer
 
-    if code := Server(host, port, runs, ca, certificate, key, database, insecure).start():
-        raise FedLDError(f"the SuperLink ended with code {code}")
+    if code := FlowerServer(host, port, runs, ca, certificate, key, database, insecure, disk_gb).start():
+        raise FedLDError(f"the SuperLink ended with code {code}, see above")
+    typer.echo("server stopped")
+
+
+@server.command()
+def register(
+    name: Name,
+    key: Annotated[Path, typer.Option(help="the site's public key, NAME.pub")],
+    runs: Runs = Path("runs"),
+) -> None:
+    """Let a site in: its name and key are written to RUNS/sites.toml, which the server obeys at once."""
+    from fedld.engine.backends.flower.launch import private_folder, roster_file
+    from fedld.engine.backends.flower.roster import Roster
+
+    private_folder(runs)
+    Roster(roster_file(runs)).add(name, key)
+    typer.echo(f"site '{name}' is registered")
+
+
+@server.command()
+def unregister(name: Name, runs: Runs = Path("runs")) -> None:
+    """Let a site in no longer."""
+    from fedld.engine.backends.flower.launch import roster_file
+    from fedld.engine.backends.flower.roster import Roster
+
+    Roster(roster_file(runs)).remove(name)
+    typer.echo(f"site '{name}' is no longer registered")
+
+
+@server.command("status")
+def server_status(runs: Runs = Path("runs")) -> None:
+    """Show the running server: its sites, connected since when and last seen, and its runs."""
+    from fedld.engine.backends.flower import control
+
+    for line in control.server_status(runs):
+        typer.echo(line)
+
+
+@server.command("stop")
+def stop_server(runs: Runs = Path("runs")) -> None:
+    """End the running server; runs keep their last finished round."""
+    from fedld.engine.backends.flower import control
+
+    control.stop(runs)
+    typer.echo("server stopped")
 
 
 @server.command()
 def certificates(
-    host: Annotated[list[str], typer.Option(help="name or address of the server; may be repeated")],
+    host: Annotated[
+        list[str] | None, typer.Option(help="name or address of the server; may be repeated")
+    ] = None,
     out: Annotated[Path, typer.Option(help="folder")] = Path("certificates"),
+    renew: Annotated[bool, typer.Option("--renew", help="a new server.crt and server.key only")] = False,
+    ca_key: Annotated[
+        Path | None, typer.Option(help="the authority's key, to renew; default: in --out")
+    ] = None,
 ) -> None:
-    """Make a certificate for the server, and the authority's that sites need to recognise it."""
-    from fedld.engine.flower.keys import make_certificates
+    """Make or renew the server's certificate, and the authority's that sites need to recognise it."""
+    from fedld.engine.backends.flower.keys import make_certificates, renew_certificate
 
-    make_certificates(host, out)
+    if renew:
+        until = renew_certificate(host or [], out, ca_key)
+        typer.echo(
+            f"{out}/server.crt and server.key are new, until {until:%Y-%m-%d}; sites keep their ca.crt"
+        )
+        return
+    if ca_key is not None:
+        raise FedLDError("--ca-key is for --renew: a new authority makes its own key")
+    make_certificates(host or [], out)
     typer.echo(f"server: {out}/server.crt and server.key (secret); sites: {out}/ca.crt")
+    typer.echo(f"{out}/ca.key signs renewals: keep it secret, on another machine than the server's")

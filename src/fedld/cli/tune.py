@@ -2,19 +2,23 @@
 
 import shlex
 import sys
+from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedld.cli.compare import parse_seeds
-from fedld.cli.progress import console
 from fedld.cli.settings import with_settings
-from fedld.engine.records import dump
+from fedld.config.experiment import plain_value
 from fedld.errors import FedLDError
+from fedld.records.writer import dump
+
+if TYPE_CHECKING:
+    from fedld.study.tune import SearchRange, Value
 
 
-@with_settings()
+@with_settings("seed")
 def tune(
     settings: dict[str, Any],
     minutes: Annotated[
@@ -22,33 +26,39 @@ def tune(
     ] = 10,
     trials: Annotated[int | None, typer.Option(min=1, help="stop after so many trials")] = None,
     seeds: Annotated[str, typer.Option(help="seeds of every trial, separated by commas")] = "0",
-    fraction: Annotated[float, typer.Option(help="share of the training images held out")] = 0.2,
     only: Annotated[str | None, typer.Option(help="some of lr, lam, components, mu; default: all")] = None,
     grid: Annotated[
-        list[str] | None, typer.Option(help="try these values and no others: lr=0.01,0.03,0.1; repeatable")
+        list[str] | None, typer.Option(help="try these values of any setting: lr=0.01,0.1; repeatable")
+    ] = None,
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option("--range", help="search any setting between two: momentum=0.1..0.9; repeatable"),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the search in --out")] = False,
     out: Annotated[Path, typer.Option(help="folder of tuned.toml and tune.json")] = Path("runs/tune"),
     json: Annotated[bool, typer.Option("--json", help="print all trials as JSON")] = False,
 ) -> None:
-    """Search learning rate, lambda, components and mu on held-out training images, never on the test set."""
-    from fedld.study.tune import Trial
+    """Search a method's numbers, or any settings, on held-out training images, never on the test set."""
+    from fedld.study.progress import console
+    from fedld.study.tune import TuningTrial, shown
     from fedld.study.tune import tune as search
 
-    def show(trial: Trial) -> None:
-        found = ", ".join(f"{name} {value:.4g}" for name, value in trial.values.items()) or "as given"
+    def show(trial: TuningTrial) -> None:
+        found = ", ".join(f"{name} {shown(value)}" for name, value in trial.values.items()) or "as given"
         score = trial.error if trial.accuracy is None else f"{trial.accuracy:.4f}"
         console.print(f"trial {trial.number}: {found}: {score} ({trial.seconds:.0f} s)", highlight=False)
 
+    if sum(given is not None for given in (only, grid, ranges)) > 1:
+        raise FedLDError("--only, --grid and --range exclude each other: each says all that is searched")
     tuned = search(
         {"method": "fedavg"} | settings,
         out,
         minutes=minutes,
         trials=trials,
         seeds=parse_seeds(seeds),
-        fraction=fraction,
         only=None if only is None else [name.strip() for name in only.split(",")],
         grid=dict(parse_grid(part) for part in grid) if grid else None,
+        ranges=dict(parse_range(part) for part in ranges) if ranges else None,
         resume=resume,
         command=shlex.join(["fedld", *sys.argv[1:]]),
         progress=show,
@@ -60,14 +70,29 @@ def tune(
         typer.echo(f"use it: fedld run --config {out / 'tuned.toml'}")
 
 
-def parse_grid(part: str) -> tuple[str, tuple[float, ...]]:
+def parse_grid(part: str) -> tuple[str, tuple["Value", ...]]:
     """Name and values of one part of a grid.
 
-    >>> parse_grid("lr=0.01,0.1")
-    ('lr', (0.01, 0.1))
+    >>> parse_grid("lr=0.01,0.1"), parse_grid("model=cnn,resnet8")
+    (('lr', (0.01, 0.1)), ('model', ('cnn', 'resnet8')))
     """
-    name, _, values = part.partition("=")
-    try:
-        return name.strip(), tuple(float(value) for value in values.split(","))
-    except ValueError:
-        raise FedLDError(f"--grid wants NAME=NUMBER,NUMBER, not '{part}'") from None
+    name, equals, text = part.partition("=")
+    values = tuple(plain_value(one.strip()) for one in text.split(",") if one.strip())
+    if not equals or not values or not all(isinstance(one, float | int | str) for one in values):
+        raise FedLDError(f"--grid wants NAME=VALUE,VALUE, not '{part}'")
+    return name.strip(), values
+
+
+def parse_range(part: str) -> tuple[str, "SearchRange"]:
+    """Name and ends of a range.
+
+    >>> parse_range("momentum=0.1..0.9")[1].high, parse_range("batch_size=8..64")[1].log
+    (0.9, False)
+    """
+    from fedld.study.tune import SearchRange
+
+    name, _, text = part.partition("=")
+    ends = [plain_value(end) for end in text.split("..")]
+    if len(ends) != 2 or not all(isinstance(end, float | int) and isfinite(end) for end in ends):
+        raise FedLDError(f"--range wants NAME=NUMBER..NUMBER, not '{part}'")
+    return name.strip(), SearchRange(*ends)

@@ -1,18 +1,41 @@
 """Datasets, partitions and the Federation: the clients' images and one global test set."""
 
+import sys
+from types import ModuleType
 from typing import Any
 
 from fedld.data.augment import AUGMENTATIONS, Augmentation
-from fedld.data.datasets import DATASETS, load
-from fedld.data.federation import Client, Federation
+from fedld.data.client import Client
+from fedld.data.datasets import DATASETS, check_names, load
+from fedld.data.federation import Federation
 from fedld.data.partition import PARTITIONS
 from fedld.data.spec import DataSpec
+from fedld.registry import configure
 
 
 def describe(federation: Federation) -> dict[str, Any]:
     """Plain-data summary of a federation."""
     return federation.describe()
 
+
+def make(dataset: str = "fundus-sim", **options: Any) -> Federation:
+    """A dataset divided among clients: `fedld.data("digits", clients=3, partition="iid")`.
+
+    `options` are the fields of `DataSpec`: clients, partition (a name, or a function from labels to one array
+    of places per client), alpha, seed, image_size, samples ...
+    """
+    return load(configure(DataSpec(), {"dataset": dataset, **options}, "data"))
+
+
+class _Callable(ModuleType):
+    """This room, which at the top level is also the verb that opens a dataset."""
+
+    def __call__(self, dataset: str = "fundus-sim", **options: Any) -> Federation:
+        """See `make`."""
+        return make(dataset, **options)
+
+
+sys.modules[__name__].__class__ = _Callable
 
 __all__ = [
     "AUGMENTATIONS",
@@ -22,6 +45,8 @@ __all__ = [
     "Client",
     "DataSpec",
     "Federation",
+    "check_names",
     "describe",
     "load",
+    "make",
 ]

@@ -1,18 +1,25 @@
 """`load`: from a DataSpec to a Federation."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedld.data import digits, folder, fundus, npz, sslfl
-from fedld.data.federation import Client, Federation, stratified
+from fedld.data.client import Client
+from fedld.data.draw import stratified
+from fedld.data.federation import Federation
+from fedld.data.overlap import parted, repeated
+from fedld.data.partition import check_partition
 from fedld.data.pixels import Progress
 from fedld.data.spec import DataSpec
-from fedld.data.table import Table, cache_root
+from fedld.data.table import Table
 from fedld.errors import FedLDError, nearest
+from fedld.paths import cache_root
+from fedld.registry import call_with, name_of, plugins
 from fedld.seeds import numpy_generator
 
 DATASETS: dict[str, Callable[[DataSpec, Path, Progress | None], Table]] = {
@@ -25,21 +32,42 @@ DATASETS: dict[str, Callable[[DataSpec, Path, Progress | None], Table]] = {
 }
 
 
+MADE: dict[str, Callable[..., Federation]] = plugins("datasets", callable)
+"""Datasets that installed packages add: functions that make a Federation, given a spec's fields."""
+
+
+def check_names(spec: DataSpec) -> None:
+    """Refuse a dataset or partition that is not there, before any file is read."""
+    _kind(spec)
+    if isinstance(spec.partition, str):
+        check_partition(spec.partition)
+
+
 def load(spec: DataSpec, cache: Path | None = None, progress: Progress | None = None) -> Federation:
     """Open a dataset and divide it among clients."""
-    return federate(open_table(spec, cache, progress), spec)
+    if spec.dataset in MADE:
+        federation: Federation = call_with(MADE[spec.dataset], "dataset", **vars(spec))
+    else:
+        federation = federate(open_table(spec, cache, progress), spec)
+    return replace(federation, spec=spec)
 
 
 def open_table(spec: DataSpec, cache: Path | None = None, progress: Progress | None = None) -> Table:
     """Open (or first decode) a dataset; `progress(done, total)` is called while files are decoded."""
+    return DATASETS[_kind(spec)](spec, cache_root(cache), progress)
+
+
+def _kind(spec: DataSpec) -> str:
     kind = spec.dataset.split(":")[0] + ":" * (":" in spec.dataset)
-    if kind not in DATASETS:
-        raise FedLDError(f"There is no dataset '{spec.dataset}': {nearest(kind, list(DATASETS))}.")
-    return DATASETS[kind](spec, cache_root(cache), progress)
+    if kind not in DATASETS and kind not in MADE:
+        raise FedLDError(f"There is no dataset '{spec.dataset}': {nearest(kind, [*DATASETS, *MADE])}.")
+    return kind
 
 
 def federate(table: Table, spec: DataSpec) -> Federation:
     """Divide a table's training rows among clients; test rows of a client's site are its own test set too."""
+    if len(table.classes) < 2:
+        raise FedLDError(f"'{spec.dataset}' holds only one class, '{table.classes[0]}'.")
     split = _split(table, spec)
     name = _partition_name(table, spec)
     train, test = np.flatnonzero(split == "train"), np.flatnonzero(split == "test")
@@ -63,19 +91,37 @@ def federate(table: Table, spec: DataSpec) -> Federation:
         std=std,
         partition=name,
         skipped=table.skipped,
+        notes=(
+            *table.notes,
+            *_unused(spec, column, len(clients)),
+            *spec.notes(table.labels[train], name),
+            *repeated(table.hashes(), clients, test),
+            *parted(table, train, test),
+        ),
+        pixels=table.pixels,
     )
 
 
+def _unused(spec: DataSpec, column: NDArray[np.str_] | None, clients: int) -> Iterator[str]:
+    """Say so where a number of clients was asked for and the data names its own."""
+    if column is not None and spec.clients not in (DataSpec().clients, clients):
+        yield f"clients = {spec.clients} is not used: the data names its own {clients} clients"
+
+
 def _split(table: Table, spec: DataSpec) -> NDArray[np.str_]:
-    """The dataset's own split; rows without one are drawn with the seed, stratified by class."""
+    """The dataset's own split; rows without one are drawn once for all runs, whole patients together."""
     split = table.split.astype("<U5")  # room for 'train', whatever the width on disk
     open_rows = np.flatnonzero(split == "draw")
-    taken = stratified(table.labels[open_rows], spec.test_fraction, numpy_generator(spec.seed, "test-split"))
+    patients = table.columns["patient"][open_rows] if "patient" in table.columns else None
+    rng = numpy_generator(spec.test_seed, "test-split")
+    taken = stratified(table.labels[open_rows], spec.test_fraction, rng, patients)
     split[open_rows] = np.where(taken, "test", "train")
     return split
 
 
 def _partition_name(table: Table, spec: DataSpec) -> str:
+    if callable(spec.partition):
+        return name_of(spec.partition)
     if spec.split is not None:
         return f"column:sslfl_split{spec.split}"
     return table.partition if spec.partition == "auto" else spec.partition
@@ -95,10 +141,19 @@ def _column(table: Table, name: str) -> NDArray[np.str_] | None:
 def _named(
     column: NDArray[np.str_], train: NDArray[np.int64], test: NDArray[np.int64], dataset: str, name: str
 ) -> tuple[Client, ...]:
-    names = sorted({str(value) for value in column[train]} - {""}, key=natural)
+    trains, tests = _by_name(column, train), _by_name(column, test)
+    names = sorted(trains.keys() - {""}, key=natural)
     if not names:
         raise FedLDError(f"Partition '{name}' names no client of '{dataset}'.")
-    return tuple(Client(site, train[column[train] == site], test[column[test] == site]) for site in names)
+    empty = np.empty(0, np.int64)
+    return tuple(Client(site, trains[site], tests.get(site, empty)) for site in names)
+
+
+def _by_name(column: NDArray[np.str_], rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+    """Rows by what a column says of them, in one pass: there may be thousands of names."""
+    order = np.argsort(column[rows], kind="stable")
+    names, starts = np.unique(column[rows][order], return_index=True)
+    return dict(zip(map(str, names), np.split(rows[order], starts[1:]), strict=False))
 
 
 def _drawn(table: Table, spec: DataSpec, name: str, train: NDArray[np.int64]) -> tuple[Client, ...]:

@@ -44,6 +44,7 @@ def decode(
     size: int,
     *,
     skip_bad: bool = False,
+    bits: int | None = None,
     progress: Progress | None = None,
 ) -> Decoded:
     """Read every file into `folder`/images.npy at `size` x `size` x 3.
@@ -57,9 +58,9 @@ def decode(
 
     def read(row: int) -> str:
         try:
-            images[row] = read_image(items[row].file, size)
+            images[row] = read_image(items[row].file, size, bits)
         except Exception as error:  # decoders raise whatever they like on damaged bytes
-            return _trouble(items[row], error)
+            return describe_trouble(items[row], error)
         return ""
 
     wrong: list[str] = []
@@ -76,9 +77,12 @@ def decode(
     return Decoded(images, np.array([not text for text in wrong]), tuple(filter(None, wrong)))
 
 
-def _trouble(item: Listed, error: Exception) -> str:
+def describe_trouble(item: Listed, error: Exception) -> str:
+    """Why a file cannot be used, in one sentence."""
     if isinstance(error, FileNotFoundError):
         return f"{item} is missing."
+    if isinstance(error, FedLDError):
+        return f"{item} is not usable: {str(error).rstrip('.')}."
     return f"{item} is damaged: {' '.join(str(error).split()).rstrip('.')}."
 
 

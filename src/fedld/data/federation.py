@@ -1,33 +1,36 @@
 """The Federation: every client's images as positions in one memory-mapped array, and one global test set."""
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedld.data.client import Client, Positions, pack, unpack
+from fedld.data.draw import stratified
+from fedld.data.spec import DataSpec
+from fedld.data.table import read_column
 from fedld.errors import FedLDError
 from fedld.seeds import numpy_generator
 
-Positions = NDArray[np.int64]
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
 
-
-@dataclass(frozen=True, eq=False)
-class Client:
-    """One site: sorted positions of its images in `Federation.images`."""
-
-    name: str
-    train: Positions
-    test: Positions
+Pair = tuple[Any, Any]
+"""Samples and labels: NumPy arrays, torch tensors or nested lists."""
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
     """Clients, a global test set, and the folder that holds the pixels.
 
-    Only the folder travels to a worker process; each process maps the same pages of `images.npy`.
+    Only the folder travels to a worker process; each process maps the same pages of `images.npy`. Clients
+    travel as a few arrays, however many there are.
     """
 
     name: str
@@ -39,40 +42,142 @@ class Federation:
     std: tuple[float, ...]
     partition: str = ""
     skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what a reader should know of how it was made
+    pixels: str = ""  # digest of all pixels, where they are on this machine
+    spec: DataSpec | None = None  # what it was made from, where nothing was changed since
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)} | {"clients": pack(self.clients)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state | {"clients": unpack(state["clients"])})
+
+    @classmethod
+    def from_arrays(
+        cls,
+        clients: Mapping[str, Pair],
+        test: Pair | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        name: str = "arrays",
+    ) -> "Federation":
+        """Clients by name, each (samples, labels); without a test set a fifth of all is drawn for one.
+
+        Samples are uint8 pictures (N, H, W) or (N, H, W, C), which are normalised, or floats of any shape
+        (N, ...), which the model gets as they are. Labels are numbers from 0, or words.
+        """
+        from fedld.data.arrays import federation_from_arrays
+
+        return federation_from_arrays(clients, test, classes, name)
+
+    @classmethod
+    def from_datasets(
+        cls,
+        clients: "Mapping[str, Dataset[Any]]",
+        test: "Dataset[Any] | None" = None,
+        *,
+        classes: Sequence[str] | None = None,
+        name: str = "datasets",
+    ) -> "Federation":
+        """Clients by name, each a map-style torch Dataset of (sample, label) pairs, which is read once."""
+        from fedld.data.arrays import federation_from_datasets
+
+        return federation_from_datasets(clients, test, classes, name)
 
     @property
-    def images(self) -> NDArray[np.uint8]:
-        """All pixels, (N, H, W, C), read-only."""
+    def images(self) -> NDArray[Any]:
+        """All samples, read-only: pixels (N, H, W, C), or a user's own floats of any shape."""
         return _map(self.folder / "images.npy")
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample as a model gets it: (channels, H, W) for pictures."""
+        shape = self.images.shape[1:]
+        return (shape[-1], *shape[:-1]) if len(shape) == 3 else shape
 
     @property
     def labels(self) -> NDArray[np.int64]:
         """All labels, (N,), read-only."""
         return _map(self.folder / "labels.npy")
 
-    def label_counts(self) -> NDArray[np.int64]:
-        """Training images by client and class, (clients, classes)."""
-        return np.stack([self._count(client.train) for client in self.clients])
+    def label_counts(self, names: Iterable[str] | None = None) -> NDArray[np.int64]:
+        """Training images by client and class, (clients, classes); of all clients, or of some by name."""
+        chosen = self.clients if names is None else [self.client(name) for name in names]
+        owner = np.repeat(np.arange(len(chosen)), [len(client.train) for client in chosen])
+        labels = self.labels[np.concatenate([np.empty(0, np.int64), *(client.train for client in chosen)])]
+        shape = len(chosen), len(self.classes)
+        counts = np.bincount(owner * shape[1] + labels, minlength=math.prod(shape)).reshape(shape)
+        for row, client in enumerate(chosen):
+            if client.elsewhere:
+                counts[row] = client.elsewhere
+        return counts
+
+    def client(self, name: str) -> Client:
+        """The client of a name."""
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Client]:
+        return {client.name: client for client in self.clients}
 
     def hold_out(self, fraction: float, seed: int) -> "Federation":
         """Take a validation set from every client's training images; it becomes the test set of the result.
 
         Whatever is tuned on the result never sees the real test set. The draw is stratified by class, and
-        a client keeps at least one training image.
+        a client keeps at least one training image. Where patients are known, no patient is on both sides.
         """
-        if not 0 < fraction < 1:
-            raise FedLDError(f"The held-out fraction must lie between 0 and 1, not {fraction:g}.")
         clients = []
-        for client in self.clients:
-            rng = numpy_generator(seed, "hold-out", client.name)
-            taken = stratified(self.labels[client.train], fraction, rng)
-            if taken.all():
-                taken[0] = False
+        for client, taken in zip(self.clients, self._held_out(fraction, seed, "hold-out"), strict=True):
             clients.append(Client(client.name, client.train[~taken], client.train[taken]))
         test = np.sort(np.concatenate([client.test for client in clients]))
-        if not len(test):
+        return replace(self, clients=tuple(clients), test=test, spec=None)
+
+    def set_aside(self, fraction: float, seed: int) -> "Federation":
+        """Take validation images from every client's training images, drawn as by `hold_out`.
+
+        The test set stays what it is, and no model that is chosen by the validation images has seen it.
+        """
+        clients = []
+        for client, taken in zip(self.clients, self._held_out(fraction, seed, "validation"), strict=True):
+            train, validation = client.train[~taken], client.train[taken]
+            clients.append(replace(client, train=train, validation=validation))
+        return replace(self, clients=tuple(clients), spec=None)
+
+    def _held_out(self, fraction: float, seed: int, purpose: str) -> list[NDArray[np.bool_]]:
+        """A mask of its training images for every client; at least one image is taken somewhere."""
+        if not 0 < fraction < 1:
+            raise FedLDError(f"The held-out fraction must lie between 0 and 1, not {fraction:g}.")
+        masks = list(self._masks(fraction, seed, purpose))
+        if not any(mask.any() for mask in masks):
             raise FedLDError(f"A fraction of {fraction:g} holds out no image of '{self.name}'.")
-        return replace(self, clients=tuple(clients), test=test)
+        return masks
+
+    def _masks(self, fraction: float, seed: int, purpose: str) -> Iterator[NDArray[np.bool_]]:
+        """The masks, one by one; patients are drawn once for all clients."""
+        patients = self.patients
+        if patients is not None:
+            rows = np.concatenate([client.train for client in self.clients])
+            rng = numpy_generator(seed, purpose, "patients")
+            drawn = np.zeros(len(self.labels), bool)
+            drawn[rows] = stratified(self.labels[rows], fraction, rng, patients[rows])
+        for client in self.clients:
+            if patients is not None:
+                taken = drawn[client.train]
+                if taken.all():
+                    raise FedLDError(
+                        f"A fraction of {fraction:g} would hold out every patient of '{client.name}'."
+                    )
+            else:
+                rng = numpy_generator(seed, purpose, client.name)
+                taken = stratified(self.labels[client.train], fraction, rng)
+                if taken.all():
+                    taken[0] = False
+            yield taken
+
+    @property
+    def patients(self) -> NDArray[np.str_] | None:
+        """The patient of every image, where the dataset names them."""
+        return read_column(self.folder, "patient")
 
     def describe(self) -> dict[str, Any]:
         """Plain-data summary: what `fedld data --json` prints."""
@@ -84,40 +189,42 @@ class Federation:
             "image_shape": list(self.images.shape[1:]),
             "mean": list(self.mean),
             "std": list(self.std),
-            "train": sum(len(client.train) for client in self.clients),
+            "train": sum(client.size for client in self.clients),
             "test": len(self.test),
-            "test_labels": self._count(self.test).tolist(),
+            "test_labels": np.bincount(self.labels[self.test], minlength=len(self.classes)).tolist(),
             "skipped": list(self.skipped),
+            "notes": list(self.notes),
+            "fingerprint": self.fingerprint(),
             "clients": [
                 {
                     "name": client.name,
-                    "train": len(client.train),
+                    "train": client.size,
                     "test": len(client.test),
-                    "labels": self._count(client.train).tolist(),
+                    **({"validation": len(client.validation)} if len(client.validation) else {}),
+                    "labels": labels,
                 }
-                for client in self.clients
+                for client, labels in zip(self.clients, self.label_counts().tolist(), strict=True)
             ],
         }
 
-    def _count(self, positions: Positions) -> NDArray[np.int64]:
-        return np.bincount(self.labels[positions], minlength=len(self.classes))
-
-
-def stratified(labels: Positions, fraction: float, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Mask that takes `fraction` of every class.
-
-    >>> stratified(np.array([0, 0, 0, 0, 1, 1]), 0.5, np.random.default_rng(0)).sum()
-    np.int64(3)
-    """
-    taken = np.zeros(len(labels), bool)
-    for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        taken[members[: round(fraction * len(members))]] = True
-    return taken
+    def fingerprint(self) -> str:
+        """Digest of all that decides a result: pixels, labels, who trains on which image, who is tested."""
+        facts = (self.classes, self.pixels, self.mean, self.std, [client.name for client in self.clients])
+        digest, labels = sha256(repr(facts).encode()), self.labels
+        parts = [rows for client in self.clients for rows in (client.train, client.test)]
+        parts += [client.validation for client in self.clients if len(client.validation)]
+        for rows in (self.test, *parts):
+            digest.update(repr(len(rows)).encode())
+            digest.update(np.ascontiguousarray(rows, np.int64).data)
+            digest.update(np.ascontiguousarray(labels[rows], np.int64).data)
+        for client in self.clients:
+            if client.elsewhere:
+                digest.update(repr(client.elsewhere).encode())
+        return digest.hexdigest()
 
 
 @lru_cache(maxsize=64)
 def _map(file: Path) -> NDArray[Any]:
-    """One map a process and file."""
+    """One map per process and file."""
     array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
     return array

@@ -1,19 +1,24 @@
 """`folder:PATH`: people's own image files.
 
 Class folders (PATH/CLASS/image), or site and class folders (PATH/SITE/CLASS/image); above either, two folders
-named train and test give the split. Any file that Pillow reads.
+named train and test give the split. Any file that Pillow reads, DICOM files and NIfTI slices.
 """
 
+import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from fedld.data.decode import Listed, decode, stamps
+from fedld.data.medical import is_medical
 from fedld.data.pixels import Progress
 from fedld.data.spec import DataSpec
-from fedld.data.table import Table, cached, fingerprint, write_table
+from fedld.data.table import Table, Text, cached, fingerprint, write_table
 from fedld.errors import FedLDError
+from fedld.paths import user_path
 
 SIZE = 96
 Row = tuple[str, str, str, Path]  # split, site, class, file
@@ -21,13 +26,15 @@ Row = tuple[str, str, str, Path]  # split, site, class, file
 
 def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> Table:
     """List the images, decode them once."""
-    path = Path(spec.dataset.removeprefix("folder:")).expanduser().resolve()
-    rows = list_images(path)
+    path = user_path(spec.dataset.removeprefix("folder:")).resolve()
+    rows, notes = list_images(path)
+    patients = name_patients([file for *_, file in rows], spec.patient)
     size = spec.image_size or SIZE
     items = [Listed(file) for *_, file in rows]
+    files = np.array([file.relative_to(path).as_posix() for *_, file in rows])
 
     def build(folder: Path) -> None:
-        done = decode(folder, items, size, skip_bad=spec.skip_bad, progress=progress)
+        done = decode(folder, items, size, skip_bad=spec.skip_bad, bits=spec.bits, progress=progress)
         split, site, kind = (np.array(column) for column in list(zip(*rows, strict=True))[:3])
         classes, labels = np.unique(kind, return_inverse=True)
         sites = set(site) - {""}
@@ -37,16 +44,38 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
             labels.astype(np.int64),
             tuple(map(str, classes)),
             split=np.where(done.good, split, ""),
-            columns={"site": site} if sites else {},
+            columns=({"site": site} if sites else {}) | patients | {"file": files},
             partition="site" if len(sites) > 1 else "dirichlet",
             skipped=done.skipped,
+            notes=notes,
         )
 
-    return cached(root, "folder", fingerprint("folder", size, spec.skip_bad, stamps(items)), build)
+    key = fingerprint(
+        "folder", "with names", size, spec.skip_bad, spec.bits, spec.patient, notes, stamps(items)
+    )
+    return cached(root, "folder", key, build)
 
 
-def list_images(path: Path) -> list[Row]:
-    """All images below `path`, sorted, with the split, site and class that their folders say."""
+def name_patients(files: list[Path], pattern: str | None) -> dict[str, Text]:
+    """The patient that each file's name says, as a column; none where there is no pattern."""
+    if pattern is None:
+        return {}
+    try:
+        search = re.compile(pattern).search
+    except re.error as error:
+        raise FedLDError(f"The pattern '{pattern}' of patients is none: {error}.") from None
+    found = [search(file.name) for file in files]
+    for file, match in zip(files, found, strict=True):
+        if match is None or not match.groups() or not match[1]:
+            raise FedLDError(f"The pattern '{pattern}' finds no patient in the name of {file}.")
+    return {"patient": np.array([match[1] for match in found if match])}
+
+
+def list_images(path: Path) -> tuple[list[Row], tuple[str, ...]]:
+    """All images below `path`, sorted, with the split, site and class that their folders say.
+
+    And notes on what lies beside them and is not read.
+    """
     if not path.is_dir():
         raise FedLDError(f"There is no folder {path}.")
     top = _folders(path)
@@ -60,7 +89,18 @@ def list_images(path: Path) -> list[Row]:
             for kind in _folders(folder):
                 rows += [(split, folder.name, kind.name, file) for file in _images(kind)]
     _check(rows, path)
-    return rows
+    return rows, tuple(_ignored({file.parent for *_, file in rows}))
+
+
+def _ignored(folders: set[Path]) -> Iterator[str]:
+    """Files beside the images that are none, and links that lead nowhere."""
+    others = [entry for folder in sorted(folders) for entry in _entries(folder) if not os.path.isdir(entry)]
+    dangling = [entry for entry in others if not entry.exists()]
+    ignored = [entry for entry in others if entry not in dangling and not is_image(entry)]
+    if dangling:
+        yield f"{len(dangling)} links lead nowhere, the first is {dangling[0]}"
+    if ignored:
+        yield f"{len(ignored)} files are no images and are not read, the first is {ignored[0]}"
 
 
 def _check(rows: list[Row], path: Path) -> None:
@@ -69,18 +109,25 @@ def _check(rows: list[Row], path: Path) -> None:
     named = {bool(site) for _, site, _, _ in rows}
     if len(named) > 1:
         raise FedLDError(f"{path} mixes class folders and site/class folders; use one of the two.")
-    if len({kind for _, _, kind, _ in rows}) < 2:
-        raise FedLDError(f"{path} holds only one class, '{rows[0][2]}'.")
 
 
 def _folders(path: Path) -> list[Path]:
-    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return [entry for entry in _entries(path) if os.path.isdir(entry)]
 
 
 def _images(path: Path) -> list[Path]:
-    readable = Image.registered_extensions()
-    return sorted(
-        entry
-        for entry in path.iterdir()
-        if entry.is_file() and not entry.name.startswith(".") and entry.suffix.lower() in readable
-    )
+    return [entry for entry in _entries(path) if is_image(entry)]
+
+
+def is_image(entry: Path) -> bool:
+    """Whether a file is called like a picture that can be read."""
+    known = entry.suffix.lower() in Image.registered_extensions() or is_medical(entry.name)
+    return known and os.path.isfile(entry)
+
+
+def _entries(path: Path) -> list[Path]:
+    """What lies in a folder and is not hidden, sorted."""
+    try:
+        return sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    except OSError as error:
+        raise FedLDError(f"The folder {path} cannot be read: {error.strerror}.") from None

@@ -34,7 +34,7 @@ SIZE = 32  # pixels: lesions are still seen, and a small CNN is fast
 
 def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> Table:
     """Draw labels, divide them, photograph every site."""
-    partition = "dirichlet" if spec.partition == "auto" else spec.partition
+    partition = "dirichlet" if spec.partition == "auto" else str(spec.partition)
     if partition == "site" or partition.startswith("column:") or spec.split is not None:
         raise FedLDError(
             "fundus-sim makes a site for each client of a drawn partition; iid gives equal sites."

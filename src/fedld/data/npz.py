@@ -4,33 +4,32 @@ Keys: images and labels; optional split ('train' or 'test'), site, classes (name
 column that can name clients. Nothing is ever unpickled.
 """
 
-import zipfile
-import zlib
-from lzma import LZMAError
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedld.data.archive import Arrays, Header, read_arrays
 from fedld.data.pixels import Progress, resize, to_uint8, with_channels
 from fedld.data.spec import DataSpec
 from fedld.data.table import Table, Text, cached, file_sha256, fingerprint, write_table
 from fedld.errors import FedLDError
+from fedld.paths import user_path
 
-TEXT = {"split": "US", "site": "USiu"}  # dtype kinds that these columns may have
-Arrays = dict[str, NDArray[Any]]
-UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, LZMAError)
+TEXT = {"split": "US", "site": "USiu", "patient": "USiu"}  # dtype kinds that these columns may have
+KNOWN = ("images", "labels", "split", "site", "patient", "classes")
+MOST_CLASSES = 1000
 
 
 def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> Table:
     """Check an npz file and copy it into the cache, keyed by the file's digest."""
-    file = Path(spec.dataset.removeprefix("npz:")).expanduser()
+    file = user_path(spec.dataset.removeprefix("npz:"))
     if not file.is_file():
         raise FedLDError(f"There is no file {file}.")
 
     def build(folder: Path) -> None:
-        arrays = read_arrays(file)
+        arrays = read_columns(file)
         images = to_uint8(with_channels(arrays["images"], str(file)), str(file))
         labels = to_labels(arrays["labels"], len(images), str(file))
         if spec.image_size is not None:
@@ -54,26 +53,24 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
     return cached(root, "npz", fingerprint("npz", file_sha256(file), spec.image_size), build)
 
 
-def read_arrays(file: Path) -> Arrays:
-    """All arrays of an npz file; pickled ones are refused, not opened."""
-    try:
-        archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise FedLDError(f"{file} is a single array, not an npz archive.")
-        with archive:
-            missing = {"images", "labels"} - set(archive.files)
-            if missing:
-                raise FedLDError(f"{file} has no array '{min(missing)}'; it has: {', '.join(archive.files)}.")
-            return {name: archive[name] for name in archive.files}
-    except UNREADABLE as error:
-        if "allow_pickle" in str(error):
-            raise FedLDError(f"{file} holds pickled objects, which are never opened.") from error
-        raise FedLDError(f"{file} is not a readable npz file: {error}.") from error
+def read_columns(file: Path) -> Arrays:
+    """Images, labels, and every text column; other members are neither needed nor read."""
+
+    def wanted(name: str, header: Header) -> bool:
+        shape, dtype = header
+        return name in KNOWN or (len(shape) == 1 and dtype.kind in "US")
+
+    arrays = read_arrays(file, wanted)
+    missing = {"images", "labels"} - set(arrays)
+    if missing:
+        has = ", ".join(arrays) or "none"
+        raise FedLDError(f"{file} has no array '{min(missing)}'; it has: {has}.")
+    return arrays
 
 
 def to_labels(array: NDArray[Any], count: int, what: str) -> NDArray[np.int64]:
     """One integer from 0 on for each image."""
-    if array.shape != (count,):
+    if array.shape != (count,) or not count:
         raise FedLDError(f"{what} has labels of shape {array.shape} for {count} images.")
     if array.dtype.kind not in "fiub" or not np.isfinite(array).all() or (array != np.floor(array)).any():
         raise FedLDError(f"{what} has labels that are not integers.")
@@ -87,11 +84,17 @@ def to_labels(array: NDArray[Any], count: int, what: str) -> NDArray[np.int64]:
 def class_names(arrays: Arrays, labels: NDArray[np.int64], what: str) -> tuple[str, ...]:
     """The archive's `classes`, else the numbers 0 to C - 1, all of which must then occur."""
     if "classes" in arrays:
+        if arrays["classes"].size > MOST_CLASSES:
+            raise FedLDError(f"{what} names {arrays['classes'].size} classes; {MOST_CLASSES} are the most.")
         names = tuple(str(name) for name in arrays["classes"].ravel())
+        if len(set(names)) < len(names):
+            raise FedLDError(f"{what} names class '{max(names, key=names.count)}' twice.")
         if labels.max() >= len(names):
             raise FedLDError(f"{what} has label {labels.max()}, but names only {len(names)} classes.")
         return names
     present = np.unique(labels)
+    if len(present) > MOST_CLASSES:
+        raise FedLDError(f"{what} has {len(present)} different labels; {MOST_CLASSES} are the most.")
     if present[-1] != len(present) - 1:
         gap = next(i for i, label in enumerate(present) if i != label)
         raise FedLDError(
@@ -111,6 +114,6 @@ def text_columns(arrays: Arrays, count: int, what: str) -> dict[str, Text]:
         if name not in ("images", "labels", "classes") and array.shape == (count,):
             if array.dtype.kind == "S":
                 columns[name] = np.char.decode(array, "utf-8", "replace")
-            elif array.dtype.kind == "U" or name == "site":
+            elif array.dtype.kind == "U" or name in TEXT:
                 columns[name] = array.astype(np.str_)
     return columns

@@ -1,20 +1,27 @@
 """Partitions: pure functions from the labels of the training images to one index array per client.
 
-Every function guarantees `min_size` images a client or ends in a clear error; none can loop without end.
+Every function guarantees `min_size` images per client or ends in a clear error; none can loop without end.
 """
 
+import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedld.errors import FedLDError, nearest
+from fedld.registry import call_with, name_of, plugins
 from fedld.seeds import numpy_generator
 
 Indices = NDArray[np.int64]
-PARTITIONS = ("iid", "dirichlet", "dirichlet-sslfl", "quantity", "classes")
+PARTITIONS = ("iid", "dirichlet", "dirichlet-raw", "dirichlet-sslfl", "quantity", "classes")
 TRIES = 100
+MADE: dict[str, Callable[..., Sequence[Any]]] = plugins("partitions", callable)
+"""Partitions that installed packages add."""
 
 
 def partition(
@@ -37,15 +44,54 @@ def partition(
             return iid(labels, clients, min_size=min_size, seed=seed)
         case "dirichlet":
             return dirichlet(labels, clients, alpha, min_size=min_size, seed=seed)
+        case "dirichlet-raw":
+            return dirichlet_raw(labels, clients, alpha, min_size=min_size, seed=seed)
         case "dirichlet-sslfl":
             return dirichlet_sslfl(labels, clients, alpha, min_size=min_size, seed=(2022 + seed) % 2**32)
         case "quantity":
             return quantity(labels, clients, alpha, min_size=min_size, seed=seed)
         case "classes":
             return classes(labels, clients, classes_per_client, min_size=min_size, seed=seed)
-    raise FedLDError(
-        f"There is no partition '{name}': {nearest(name, [*PARTITIONS, 'auto', 'site', 'column:NAME'])}."
+    check_partition(name)
+    return own_partition(
+        MADE[name],
+        labels,
+        clients=clients,
+        alpha=alpha,
+        classes_per_client=classes_per_client,
+        min_size=min_size,
+        seed=seed,
     )
+
+
+def check_partition(name: str) -> None:
+    """Refuse a name that stands for no partition."""
+    known = [*PARTITIONS, *MADE, "auto", "site", "column:NAME"]
+    if name not in known and not name.startswith("column:"):
+        raise FedLDError(f"There is no partition '{name}': {nearest(name, known)}.")
+
+
+def own_partition(own: Callable[..., Sequence[Any]], labels: Indices, **options: Any) -> list[Indices]:
+    """What a user's function makes of the labels; it may ask by name for the options.
+
+    >>> halves = own_partition(lambda labels, clients: np.array_split(np.arange(len(labels)), clients),
+    ...                        np.zeros(4, int), clients=2)
+    >>> [part.tolist() for part in halves]
+    [[0, 1], [2, 3]]
+    """
+    name = name_of(own)
+    found = call_with(own, "partition", labels=labels, **options)
+    parts: list[Any] = [np.asarray(part) for part in (found if isinstance(found, Iterable) else [found])]
+    if any(part.ndim != 1 or (part.size and part.dtype.kind not in "iu") for part in parts):
+        raise FedLDError(f"partition '{name}' does not give one array of places per client")
+    places = np.concatenate([np.empty(0, np.int64), *parts])
+    if not len(places):
+        raise FedLDError(f"partition '{name}' gives nobody an image")
+    if any(not len(part) for part in parts):
+        raise FedLDError(f"partition '{name}' leaves client {[len(p) for p in parts].index(0) + 1} empty")
+    if len(np.unique(places)) < len(places) or places.min() < 0 or places.max() >= len(labels):
+        raise FedLDError(f"partition '{name}' gives a place twice, or one beyond the {len(labels)} images")
+    return _sorted(parts)
 
 
 def iid(labels: Indices, clients: int, *, min_size: int = 10, seed: int = 0) -> list[Indices]:
@@ -60,20 +106,61 @@ def dirichlet(
 ) -> list[Indices]:
     """Label skew: every class is cut by its own Dirichlet(alpha) shares; small alpha, strong skew.
 
-    Draws that leave a client below `min_size` are drawn again; where that is hopeless (a tiny alpha) the
-    draw with the fullest smallest client is repaired with images of the largest clients.
+    Draws that leave a client below `min_size` are drawn again; where that is hopeless (a tiny alpha) of
+    all draws the one whose smallest client has most is repaired with images of the largest clients.
     """
+    best, _ = _best_draw(labels, clients, alpha, min_size, seed)
+    return _sorted(_fill_up(best, min_size))
+
+
+def dirichlet_raw(
+    labels: Indices, clients: int, alpha: float, *, min_size: int = 10, seed: int = 0
+) -> list[Indices]:
+    """The first draw of `dirichlet` as it falls; an error where a client has fewer than `min_size` images."""
     _check_room(len(labels), clients, min_size)
     _check_alpha(alpha)
+    parts = _draw(labels, clients, alpha, numpy_generator(seed, "partition", "dirichlet")).parts()
+    least = min(map(len, parts))
+    if least < min_size:
+        raise FedLDError(
+            f"At alpha {alpha:g} and seed {seed} the smallest of {clients} clients draws {least} images, "
+            f"fewer than min_size {min_size}; take another seed, a larger alpha, or dirichlet, which repairs."
+        )
+    return _sorted(parts)
+
+
+def repair(labels: Indices, clients: int, alpha: float, *, min_size: int = 10, seed: int = 0) -> str | None:
+    """What `dirichlet` did to give every client its images: None where the first draw was good."""
+    best, tries = _best_draw(labels, clients, alpha, min_size, seed)
+    repaired = _fill_up(best, min_size)
+    moved = sum(len(np.setdiff1d(new, old)) for old, new in zip(best, repaired, strict=True))
+    if moved:
+        return (
+            f"none of {tries} draws gave every client {min_size} images: the best was repaired, {moved} of "
+            f"{len(labels)} images changed their client"
+        )
+    return f"draw {tries} is the first that gave every client {min_size} images" if tries > 1 else None
+
+
+def _best_draw(
+    labels: Indices, clients: int, alpha: float, min_size: int, seed: int
+) -> tuple[list[Indices], int]:
+    """The first draw in which every client has enough, else the best of many; and how many there were."""
+    _check_room(len(labels), clients, min_size)
+    _check_alpha(alpha)
+    return _drawn(np.ascontiguousarray(labels, np.int64).tobytes(), clients, alpha, min_size, seed)
+
+
+@lru_cache(maxsize=1)
+def _drawn(content: bytes, clients: int, alpha: float, min_size: int, seed: int) -> tuple[list[Indices], int]:
+    """Remembered, since it is asked for twice: for the parts, and for what was done to them."""
+    labels = np.frombuffer(content, np.int64)
     rng = numpy_generator(seed, "partition", "dirichlet")
-    best: list[Indices] = []
-    for _ in range(TRIES):
-        parts = _cut_classes(labels, clients, alpha, rng)
-        if not best or min(map(len, parts)) > min(map(len, best)):
-            best = parts
-        if min(map(len, best)) >= min_size:
-            break
-    return _sorted(_fill_up(best, min_size))
+    best, tries = _draw(labels, clients, alpha, rng), 1
+    while tries < TRIES and best.smallest < min_size:
+        tries += 1
+        best = max(best, _draw(labels, clients, alpha, rng), key=lambda draw: draw.smallest)
+    return best.parts(), tries
 
 
 def dirichlet_sslfl(
@@ -142,15 +229,32 @@ def classes(
     return _sorted(joined)
 
 
-def _cut_classes(labels: Indices, clients: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
-    parts: list[list[Indices]] = [[] for _ in range(clients)]
+@dataclass(frozen=True)
+class _Draw:
+    """Every class in random order, and where it is cut; of most draws only the sizes are looked at."""
+
+    classes: list[Indices]
+    cuts: list[Indices]
+
+    @property
+    def smallest(self) -> int:
+        """Images of the client that has the fewest."""
+        ends = zip(self.cuts, self.classes, strict=True)
+        sizes = sum(np.diff(cuts, prepend=0, append=len(members)) for cuts, members in ends)
+        return int(np.min(sizes))
+
+    def parts(self) -> list[Indices]:
+        """Images of every client, class by class."""
+        shares = [np.split(members, cuts) for members, cuts in zip(self.classes, self.cuts, strict=True)]
+        return [np.concatenate(part) for part in zip(*shares, strict=True)]
+
+
+def _draw(labels: Indices, clients: int, alpha: float, rng: np.random.Generator) -> _Draw:
+    draw = _Draw([], [])
     for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        for part, share in zip(
-            parts, np.split(members, _cuts(_shares(rng, clients, alpha), len(members))), strict=True
-        ):
-            part.append(share)
-    return [np.concatenate(part) for part in parts]
+        draw.classes.append(rng.permutation(np.flatnonzero(labels == label)))
+        draw.cuts.append(_cuts(_shares(rng, clients, alpha), len(draw.classes[-1])))
+    return draw
 
 
 def _cut_classes_sslfl(
@@ -180,12 +284,15 @@ def _cuts(shares: NDArray[np.float64], count: int) -> Indices:
 def _fill_up(parts: list[Indices], min_size: int) -> list[Indices]:
     """Move images from the largest client to every client below `min_size`; ends, since there is room."""
     parts = list(parts)
+    largest = [(-len(part), i) for i, part in enumerate(parts)]  # a heap: of equal ones the first
+    heapq.heapify(largest)
     for poor in range(len(parts)):
         while (need := min_size - len(parts[poor])) > 0:
-            rich = max(range(len(parts)), key=lambda i: len(parts[i]))
-            give = min(need, max(1, (len(parts[rich]) - min_size) // 2))
+            size, rich = -largest[0][0], largest[0][1]
+            give = min(need, max(1, (size - min_size) // 2))
             parts[poor] = np.concatenate([parts[poor], parts[rich][-give:]])
             parts[rich] = parts[rich][:-give]
+            heapq.heapreplace(largest, (give - size, rich))
     return parts
 
 

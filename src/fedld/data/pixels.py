@@ -8,10 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from fedld.data.medical import is_medical, read_medical, spread
 from fedld.errors import FedLDError
+from fedld.paths import require_regular
 
 Pixels = NDArray[np.uint8]
 Progress = Callable[[int, int], None]
+MAX_SAMPLE_VALUE = 281  # TIFF tag
 
 
 def to_uint8(array: NDArray[Any], what: str) -> Pixels:
@@ -62,8 +65,14 @@ def resize(images: Pixels, size: int) -> Pixels:
     return np.stack([fit(Image.fromarray(image[..., 0] if grey else image), size) for image in images])
 
 
-def read_image(file: Path, size: int) -> Pixels:
-    """One .npy array or any file Pillow can read, as (size, size, 3)."""
+def read_image(file: Path, size: int, bits: int | None = None) -> Pixels:
+    """One .npy array, a scanner's file, or any file Pillow can read, as (size, size, 3).
+
+    `bits`: how many the grey values of deep files (16-bit PNG and TIFF) really use, where they do not say.
+    """
+    require_regular(file)
+    if is_medical(file.name):
+        return fit(Image.fromarray(read_medical(file)).convert("RGB"), size)
     if file.suffix == ".npy":
         array = with_channels(np.load(file, allow_pickle=False)[None], str(file))
         image = Image.fromarray(np.broadcast_to(to_uint8(array, str(file))[0], (*array.shape[1:3], 3)))
@@ -71,6 +80,28 @@ def read_image(file: Path, size: int) -> Pixels:
     with Image.open(file) as picture:
         upright: Image.Image = ImageOps.exif_transpose(picture)
         if upright.mode.startswith(("I", "F")):  # 16-bit X-rays; Pillow's own conversion would clip them
-            deep = np.asarray(upright, np.float64)
-            upright = Image.fromarray(to_uint8(deep / 257 if deep.max() > 255 else deep, str(file)))
+            upright = Image.fromarray(_shallow(np.asarray(upright, np.float64), bits or _said_bits(picture)))
         return fit(upright.convert("RGB"), size)
+
+
+def _said_bits(picture: Image.Image) -> int | None:
+    """Bits that the file itself says its grey values use: TIFF's largest sample value."""
+    largest = getattr(picture, "tag_v2", {}).get(MAX_SAMPLE_VALUE)
+    largest = largest[0] if isinstance(largest, tuple) else largest
+    return int(largest).bit_length() if largest else None
+
+
+def _shallow(deep: NDArray[np.float64], bits: int | None) -> Pixels:
+    """Grey values of up to 16 bits as 8; twelve bits read as sixteen would be almost black."""
+    highest = float(deep.max())
+    if bits is None and highest <= 255:
+        return to_uint8(deep, "it")
+    if bits is None and highest < 4096:
+        raise FedLDError(
+            f"its 16-bit values end at {highest:g}, as those of 12-bit scanners do: say how many bits "
+            "are used, --data bits=12 (or 16)"
+        )
+    top = 2 ** (bits or 16) - 1
+    if deep.min() < 0 or highest > top:
+        raise FedLDError(f"its values from {deep.min():g} to {highest:g} are not of {bits or 16} bits")
+    return spread(deep, 0.0, float(top))

@@ -1,6 +1,6 @@
 """`retina` and `covid-fl`: the folders that the SSL-FL project publishes, exactly as they lie on disk.
 
-labels.csv (name, label), train.csv, test.csv and one csv a client (one name a line), without headers; the
+labels.csv (name, label), train.csv, test.csv and one csv per client (one name per line), without headers; the
 files in train/ and test/. Rows keep the order of labels.csv, from which the published splits were drawn.
 """
 
@@ -16,13 +16,14 @@ from fedld.data.pixels import Progress
 from fedld.data.spec import DataSpec
 from fedld.data.table import Table, Text, cached, file_sha256, fingerprint, write_table
 from fedld.errors import FedLDError
+from fedld.paths import require_regular, user_path
 
 SIZE = 384  # pixels of the published training crops
 Line = tuple[list[str], str]  # fields, and where they stand: 'train.csv line 7'
 
 
 @dataclass(frozen=True)
-class Layout:
+class Published:
     """What tells the two datasets apart."""
 
     name: str
@@ -34,7 +35,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Row:
+class LabelledFile:
     """One labelled file."""
 
     name: str
@@ -43,7 +44,7 @@ class Row:
     listed: Listed
 
 
-RETINA = Layout(
+RETINA = Published(
     name="Retina",
     classes=("normal", "diseased"),
     clients={f"sslfl_split{k}": f"5_clients/split_{k}" for k in (1, 2, 3)},
@@ -51,7 +52,7 @@ RETINA = Layout(
     mean=(0.5007, 0.5010, 0.5019),
     std=(0.0342, 0.0535, 0.0484),
 )
-COVID = Layout(
+COVID = Published(
     name="COVID-FL",
     classes=("normal", "pneumonia", "COVID-19"),
     clients={"site": "12_clients/split_real"},
@@ -71,7 +72,7 @@ def open_covid(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
     return open_table(COVID, spec, root, progress)
 
 
-def open_table(layout: Layout, spec: DataSpec, root: Path, progress: Progress | None = None) -> Table:
+def open_table(layout: Published, spec: DataSpec, root: Path, progress: Progress | None = None) -> Table:
     """Read the lists, decode the files once."""
     home = _home(layout, spec)
     rows = read_lists(home, len(layout.classes))
@@ -84,7 +85,7 @@ def open_table(layout: Layout, spec: DataSpec, root: Path, progress: Progress | 
             for column, place in layout.clients.items()
             if (home / place).is_dir()
         }
-        done = decode(folder, items, size, skip_bad=spec.skip_bad, progress=progress)
+        done = decode(folder, items, size, skip_bad=spec.skip_bad, bits=spec.bits, progress=progress)
         write_table(
             folder,
             done.images,
@@ -99,11 +100,11 @@ def open_table(layout: Layout, spec: DataSpec, root: Path, progress: Progress | 
         )
 
     lists = [(str(file), file_sha256(file)) for file in sorted(home.rglob("*.csv"))]
-    key = fingerprint(layout.name, size, spec.skip_bad, lists, stamps(items))
+    key = fingerprint(layout.name, size, spec.skip_bad, spec.bits, lists, stamps(items))
     return cached(root, layout.name.lower(), key, build)
 
 
-def read_lists(home: Path, classes: int) -> list[Row]:
+def read_lists(home: Path, classes: int) -> list[LabelledFile]:
     """The files of train.csv and test.csv with their labels, in the order of labels.csv."""
     listed: dict[str, tuple[str, str]] = {}
     for split in ("train", "test"):
@@ -111,19 +112,24 @@ def read_lists(home: Path, classes: int) -> list[Row]:
             if fields[0] in listed:
                 raise FedLDError(f"{where} names {fields[0]}, which {listed[fields[0]][1]} already names.")
             listed[fields[0]] = split, where
-    rows: list[Row] = []
+    rows: list[LabelledFile] = []
+    said: dict[str, tuple[int, str]] = {}
     for fields, where in _lines(home / "labels.csv"):
+        label = _label(fields, classes, where)
+        first, place = said.setdefault(fields[0], (label, where))
+        if first != label:
+            raise FedLDError(f"{where} gives {fields[0]} label {label}, {place} gives it {first}.")
         if fields[0] in listed:
             split, place = listed.pop(fields[0])
             file = home / split / fields[0]
-            rows.append(Row(fields[0], _label(fields, classes, where), split, Listed(file, place)))
+            rows.append(LabelledFile(fields[0], label, split, Listed(file, place)))
     if listed:
         name, (_, where) = next(iter(listed.items()))
         raise FedLDError(f"{where} names {name}, which has no label in {home / 'labels.csv'}.")
     return rows
 
 
-def read_clients(folder: Path, rows: list[Row]) -> Text:
+def read_clients(folder: Path, rows: list[LabelledFile]) -> Text:
     """The client of every row, '' for test files and files on no client's list."""
     position = {row.name: i for i, row in enumerate(rows) if row.split == "train"}
     clients = [""] * len(rows)
@@ -140,11 +146,11 @@ def read_clients(folder: Path, rows: list[Row]) -> Text:
     return np.array(clients)
 
 
-def _home(layout: Layout, spec: DataSpec) -> Path:
+def _home(layout: Published, spec: DataSpec) -> Path:
     """`data_root` may be the dataset's folder or the one that holds it."""
     if spec.data_root is None:
         raise FedLDError(f"Dataset '{spec.dataset}' needs data_root, the folder that holds {layout.name}/.")
-    root = Path(spec.data_root).expanduser().resolve()
+    root = user_path(spec.data_root).resolve()
     home = next((home for home in (root / layout.name, root) if (home / "labels.csv").is_file()), None)
     if home is None:
         raise FedLDError(f"{root} does not hold {layout.name}/labels.csv.")
@@ -154,6 +160,7 @@ def _home(layout: Layout, spec: DataSpec) -> Path:
 def _lines(file: Path) -> Iterator[Line]:
     """Non-empty lines with their place; field 0 is a plain file name."""
     try:
+        require_regular(file)
         with file.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream)
             for fields in reader:

@@ -7,7 +7,6 @@ complete or absent.
 """
 
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedld.errors import FedLDError
 
-FORMAT = 1  # part of every fingerprint: raise it when the layout or the decoding changes
+FORMAT = 3  # part of every fingerprint: raise it when the layout or the decoding changes
 DAY = 86400.0
 Text = NDArray[np.str_]
 Build = Callable[[Path], None]
@@ -42,6 +41,13 @@ class Table:
     partition: str = "dirichlet"  # the dataset's own, where it names clients
     fixed: bool = False  # the partition is already in the pictures: every site is a client
     skipped: tuple[str, ...] = ()
+    pixels: str = ""  # digest of all pixels
+    notes: tuple[str, ...] = ()
+
+    def hashes(self) -> NDArray[np.void]:
+        """A digest of every image: equal images have equal ones."""
+        array: NDArray[np.void] = np.load(self.folder / "hashes.npy", allow_pickle=False).view("V32")[:, 0]
+        return array
 
     def statistics(self, rows: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation per channel of pixel / 255 over `rows`, or those the dataset gives."""
@@ -60,18 +66,6 @@ def mean_and_std(sums: NDArray[np.int64], pixels: int) -> tuple[tuple[float, ...
     return tuple(map(float, first / 255)), tuple(map(float, np.maximum(std, 1 / 255)))
 
 
-def cache_root(cache: Path | None = None) -> Path:
-    """`cache`, else $FEDLD_CACHE, else ~/.cache/fedld; created if absent."""
-    root = cache or Path(os.environ.get("FEDLD_CACHE") or Path.home() / ".cache" / "fedld")
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FedLDError(
-            f"The cache folder {root} cannot be made ({error.strerror}); set FEDLD_CACHE."
-        ) from error
-    return root.resolve()
-
-
 def fingerprint(*parts: object) -> str:
     """Key of a cache entry: whatever decides its content."""
     return sha256(json.dumps([FORMAT, *parts], sort_keys=True, default=str).encode()).hexdigest()
@@ -80,9 +74,12 @@ def fingerprint(*parts: object) -> str:
 def file_sha256(file: Path) -> str:
     """Digest of a file's bytes."""
     digest = sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
+    try:
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise FedLDError(f"{file} cannot be read: {error.strerror}.") from None
     return digest.hexdigest()
 
 
@@ -132,7 +129,10 @@ def write_table(
     names = sorted(columns or {})
     for position, name in enumerate(names):
         np.save(folder / f"column_{position}.npy", (columns or {})[name])
-    (folder / "table.json").write_text(json.dumps({"classes": classes, "columns": names, **facts}))
+    hashes = _hashes(images)
+    np.save(folder / "hashes.npy", hashes)
+    facts |= {"classes": classes, "columns": names, "pixels": sha256(hashes.data).hexdigest()}
+    (folder / "table.json").write_text(json.dumps(facts))
 
 
 def read_table(folder: Path) -> Table:
@@ -153,6 +153,22 @@ def read_table(folder: Path) -> Table:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedLDError(f"The cache entry {folder} is damaged; delete it and run again.") from error
+
+
+def read_column(folder: Path, name: str) -> Text | None:
+    """A text column of a cache folder; None where there is none of that name."""
+    try:
+        names = json.loads((folder / "table.json").read_text())["columns"]
+        column: Text = np.load(folder / f"column_{names.index(name)}.npy", allow_pickle=False)
+    except (OSError, ValueError, KeyError):
+        return None
+    return column
+
+
+def _hashes(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Digest of every image, (N, 32)."""
+    found = [sha256(np.ascontiguousarray(image).data).digest() for image in images]
+    return np.frombuffer(b"".join(found), np.uint8).reshape(len(images), 32)
 
 
 def _moments(images: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -1,18 +1,29 @@
 """Checkpoints: written aside, synced and renamed, vouched for by a checksum, the last two kept."""
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from safetensors.torch import load, save
 
-from fedld.engine.records import dump, write_atomically
 from fedld.layout import Tree
 from fedld.methods import Server
+from fedld.records.schema import CrossMatrix, RoundLine
+from fedld.records.vouched import read_vouched, write_vouched
+from fedld.records.writer import Extent, dump, write_atomically
 
 KEPT = 2
+
+
+class Pending(TypedDict):
+    """The record of a round that is aggregated but not evaluated yet."""
+
+    line: RoundLine
+    matrix: CrossMatrix | None
 
 
 @dataclass(frozen=True)
@@ -21,9 +32,9 @@ class Checkpoint:
 
     round: int
     server: Server
-    state_rounds: tuple[int, ...]
-    pending: dict[str, Any]
-    offsets: dict[str, int]
+    state_rounds: dict[str, int]  # by client; 0 where none was kept yet
+    pending: Pending
+    records: dict[str, Extent]
     seconds: float
 
 
@@ -39,61 +50,85 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "sha256": sha256(content).hexdigest(),
         "state_rounds": checkpoint.state_rounds,
         "pending": checkpoint.pending,
-        "offsets": checkpoint.offsets,
+        "records": checkpoint.records,
         "seconds": checkpoint.seconds,
     }
-    body = dump(facts)
-    write_atomically(
-        _facts(folder, checkpoint.round), f"{sha256(body.encode()).hexdigest()}\n{body}\n".encode()
-    )
+    write_vouched(_facts(folder, checkpoint.round), dump(facts).encode() + b"\n")
     for old in _rounds(folder)[:-KEPT]:
-        _facts(folder, old).unlink()
-        _tensors(folder, old).unlink(missing_ok=True)
+        drop_checkpoint(folder, old)
 
 
-def load_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and a warning for each that is not."""
-    warnings: list[str] = []
+def newest_round(folder: Path) -> int:
+    """Round of the newest checkpoint; 0 if there is none."""
+    return max(_rounds(folder), default=0)
+
+
+def drop_checkpoint(folder: Path, round_: int) -> None:
+    """Delete the checkpoint of a round, if there is one."""
+    _facts(folder, round_).unlink(missing_ok=True)
+    _tensors(folder, round_).unlink(missing_ok=True)
+
+
+def load_checkpoint(
+    folder: Path, check: Callable[[Checkpoint], None] = lambda checkpoint: None
+) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is whole, and a sentence for each that is not.
+
+    `check` raises a ValueError where what the checkpoint refers to (records, states) is not whole.
+    """
+    problems: list[str] = []
     for round_ in reversed(_rounds(folder)):
         try:
-            return _read(folder, round_), warnings
-        except (OSError, ValueError, KeyError) as error:
-            warnings.append(f"checkpoint of round {round_} is damaged ({error}); using the one before")
-    return None, warnings
+            checkpoint = _read(folder, round_)
+            check(checkpoint)
+            return checkpoint, problems
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            problems.append(f"the checkpoint of round {round_} cannot be used ({error})")
+    return None, problems
 
 
-def kept_states(folder: Path) -> set[tuple[int, int]]:
-    """(client, round) of every state that a kept checkpoint refers to."""
+def set_newer_aside(folder: Path, round_: int) -> None:
+    """Rename checkpoints after a round to *.damaged: they count no more, but can be looked at."""
+    for newer in _rounds(folder):
+        if newer > round_:
+            for path in (_facts(folder, newer), _tensors(folder, newer)):
+                if path.exists():
+                    path.rename(path.with_name(path.name + ".damaged"))
+
+
+def kept_states(folder: Path) -> set[tuple[str, int]]:
+    """(client, round) of every state that a whole checkpoint refers to."""
     found = set()
     for round_ in _rounds(folder):
-        facts = json.loads(_facts(folder, round_).read_text().splitlines()[1])
-        found |= {(client, r) for client, r in enumerate(facts["state_rounds"]) if r}
+        try:
+            states = json.loads(read_vouched(_facts(folder, round_)))["state_rounds"]
+        except (OSError, ValueError, KeyError):
+            continue  # damaged: nobody will go on from it
+        found |= {(client, r) for client, r in states.items() if r}
     return found
 
 
 def _read(folder: Path, round_: int) -> Checkpoint:
-    digest, _, body = _facts(folder, round_).read_text().rstrip("\n").partition("\n")
-    if sha256(body.encode()).hexdigest() != digest:
-        raise ValueError("wrong checksum")
-    facts = json.loads(body)
+    facts = json.loads(read_vouched(_facts(folder, round_)))
     content = _tensors(folder, round_).read_bytes()
     if sha256(content).hexdigest() != facts["sha256"]:
         raise ValueError("wrong checksum")
     tensors = load(content)
     extra = {key.removeprefix("extra."): value for key, value in tensors.items() if key != "weights"}
-    server = Server(tensors["weights"], extra)
     return Checkpoint(
         facts["round"],
-        server,
-        tuple(facts["state_rounds"]),
+        Server(tensors["weights"], extra),
+        dict(facts["state_rounds"]),
         facts["pending"],
-        facts["offsets"],
+        facts["records"],
         facts["seconds"],
     )
 
 
 def _rounds(folder: Path) -> list[int]:
-    return sorted(int(path.stem.removeprefix("round_")) for path in folder.glob("round_*.json"))
+    """Rounds of which there is a checkpoint; whatever else lies in the folder is not ours."""
+    names = [re.fullmatch(r"round_(\d{5,9})\.json", path.name) for path in folder.glob("round_*.json")]
+    return sorted(int(name[1]) for name in names if name)
 
 
 def _tensors(folder: Path, round_: int) -> Path:

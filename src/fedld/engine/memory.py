@@ -1,11 +1,15 @@
 """How much memory a run will need, said before it starts rather than by the kernel at round 180."""
 
+import resource
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedld.engine.work import Setup, initial_model
+from fedld.engine.jobs import Setup
+from fedld.engine.network import divided
 from fedld.errors import FedLDError
 
 PROCESS = 350 << 20  # a Python process with torch loaded
@@ -23,17 +27,17 @@ def check_memory(setup: Setup, rows: int, workers: int) -> None:
 
 
 def estimate(setup: Setup, rows: int, workers: int) -> int:
-    """Bytes: a row a sampled client; in each worker the model, its gradient, momentum and activations."""
+    """Bytes: one row per sampled client; in each worker the model, its gradient, momentum and activations."""
     size = 4 * setup.layout.size
     shared = size * (rows + 2) + 4 * len(setup.federation.test) * len(setup.federation.classes)
-    batch = min(setup.experiment.batch_size, max(setup.sizes))
+    batch = min(setup.experiment.batch_size, max(setup.sizes.values()))
     each = PROCESS + 5 * size + batch * activation_bytes(setup)
     return shared + max(workers, 1) * each
 
 
 def activation_bytes(setup: Setup) -> int:
     """What autograd keeps for the backward pass of one image, counted in a small trial."""
-    model = initial_model(setup.experiment, setup.method, setup.federation)
+    trunk, model = divided(setup.experiment, setup.method, setup.federation)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -43,17 +47,69 @@ def activation_bytes(setup: Setup) -> int:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    _, height, width, channels = setup.federation.images.shape
+    inputs = torch.zeros(PROBE, *setup.federation.input_shape)
+    if trunk is not None:
+        with torch.no_grad():
+            inputs = trunk.stack(inputs)  # not in whole chunks: only the shape matters
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(torch.zeros(PROBE, channels, height, width))
+        model(inputs)
     return sum(kept.values()) // PROBE
 
 
-def free_memory() -> int | None:
-    """Memory that can be had without swapping, as the kernel says; None where it does not say."""
+def free_memory(root: Path = Path("/")) -> int | None:
+    """Memory that can be had without swapping, by the kernel and the container's limits; None if unknown."""
+    known = [free for free in (_machine(root), *_control_groups(root)) if free is not None]
+    return min(known, default=None)
+
+
+def peak_memory() -> int:
+    """The most memory that this process held at any time, in bytes."""
+    facts = _facts(Path("/proc/self/status"))
+    if "VmHWM:" in facts:  # getrusage() would also count what started this program held
+        return facts["VmHWM:"] * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _machine(root: Path) -> int | None:
+    facts = _facts(root / "proc/meminfo")
+    return facts["MemAvailable:"] * 1024 if "MemAvailable:" in facts else None
+
+
+def _control_groups(root: Path) -> Iterator[int]:
+    """What each control group above this process leaves: its limit less its use, file cache not counted."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return None
-    facts = dict(line.split(":", 1) for line in lines)
-    return int(facts["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in facts else None
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(top):
+                yield from _left(folder)
+
+
+def _left(group: Path) -> Iterator[int]:
+    """Version 2 calls it memory.max, version 1 memory.limit_in_bytes; no limit, no answer."""
+    for limit, use, cache in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            allowed, used = ((group / name).read_text().strip() for name in (limit, use))
+        except OSError:
+            continue
+        if allowed.isdigit() and used.isdigit():
+            yield max(0, int(allowed) - int(used) + _facts(group / "memory.stat").get(cache, 0))
+
+
+def _facts(path: Path) -> dict[str, int]:
+    """Names and numbers of a file of the kernel's."""
+    try:
+        words = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}

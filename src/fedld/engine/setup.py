@@ -1,65 +1,171 @@
 """Before the first round: whose data, which model, who does the work, and who is drawn."""
 
+import warnings
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from fedld.data import Federation, load
-from fedld.engine.experiment import Experiment
-from fedld.engine.local import Backend, InProcess, WorkerPool, count_workers
+import torch
+
+from fedld.config.experiment import Experiment
+from fedld.config.own import stays_here
+from fedld.config.resolve import make_federation, make_method, make_metrics
+from fedld.data import Federation
+from fedld.engine.backends.inprocess import InProcess
+from fedld.engine.backends.pool import WorkerPool, count_workers
+from fedld.engine.features import Tell, cached_features
+from fedld.engine.jobs import Backend, Setup, SharedMemory
+from fedld.engine.measure import measured
 from fedld.engine.memory import check_memory
-from fedld.engine.work import Arena, Setup, initial_model, make_layout
+from fedld.engine.network import divided, make_layout, normalised
 from fedld.errors import FedLDError
-from fedld.methods import Server
+from fedld.local.base import FunctionObjective
+from fedld.methods import Method, Server
+from fedld.models import Trunk
+from fedld.models.base import beyond_features
 from fedld.seeds import numpy_generator
 
 
 class Engine(Protocol):
-    """Where a run happens: whose data it trains on and who does the work."""
+    """Where a run happens: whose data it trains on and who does the work.
+
+    keeps_states: whether the clients' states lie in the run directory, not at sites.
+    """
+
+    keeps_states: bool
 
     def federation(self, experiment: Experiment) -> Federation:
         """The clients and the test set."""
         ...
 
-    def backend(self, setup: Setup, arena: Arena) -> Backend:
+    def shares_memory(self, setup: Setup) -> bool:
+        """Whether other processes of this machine do the work."""
+        ...
+
+    def check(self, setup: Setup, rows: int) -> None:
+        """Refuse a run that cannot be done here, where so many clients train in a round."""
+        ...
+
+    def backend(self, setup: Setup, memory: SharedMemory) -> Backend:
         """Who runs the jobs."""
         ...
 
+    def provenance(self) -> dict[str, str]:
+        """What the model file says of where it comes from; asked when the run is done."""
+        ...
 
-class Local:
+    def resuming(self, out: Path) -> str:
+        """The command that continues a run which was stopped."""
+        ...
+
+
+class ThisMachine:
     """This machine: the dataset's clients, worker processes (or this process when `workers` is 0)."""
 
+    keeps_states: bool = True
+
     def federation(self, experiment: Experiment) -> Federation:
-        """The dataset, divided among clients."""
-        return load(experiment.data_spec())
+        """The user's own, or the dataset divided among clients."""
+        return make_federation(experiment)
 
-    def backend(self, setup: Setup, arena: Arena) -> Backend:
-        """Persistent workers, one a core unless told."""
+    def shares_memory(self, setup: Setup) -> bool:
+        """Whether there are worker processes."""
+        return count_workers(setup.experiment) > 0
+
+    def check(self, setup: Setup, rows: int) -> None:
+        """Is there memory enough for all workers, and can they have the user's own parts?"""
+        own, asked = setup.experiment.own, setup.experiment.workers
+        if asked != 0 and (why := stays_here(own, asked=asked is not None)):
+            warnings.warn(f"{why}: the run stays in this process", stacklevel=4)
+        check_memory(setup, rows, count_workers(setup.experiment))
+
+    def backend(self, setup: Setup, memory: SharedMemory) -> Backend:
+        """Persistent workers, one per core unless told."""
         workers = count_workers(setup.experiment)
-        return WorkerPool(setup, arena, workers) if workers else InProcess(setup, arena)
+        return WorkerPool(setup, memory, workers) if workers else InProcess(setup, memory)
+
+    def provenance(self) -> dict[str, str]:
+        """Nothing beyond what is in the run directory."""
+        return {}
+
+    def resuming(self, out: Path) -> str:
+        """As any run."""
+        return f"fedld run --resume {out}"
 
 
-LOCAL = Local()
+THIS_MACHINE = ThisMachine()
 
 
-def prepare(experiment: Experiment, states: Path, engine: Engine = LOCAL) -> tuple[Setup, Server]:
+def prepare(
+    experiment: Experiment, states: Path, engine: Engine = THIS_MACHINE, tell: Tell = print
+) -> tuple[Setup, Server]:
     """Data, method and model of an experiment, checked; and the server's first state."""
-    method = experiment.make_method()
-    federation = method.federation(engine.federation(experiment))
-    rows = len(sample(experiment, len(federation.clients), 1))
-    model = initial_model(experiment, method, federation)
+    method = make_method(experiment)
+    federation = normalised(experiment, method.federation(engine.federation(experiment)))
+    check_functions(experiment, method, len(federation.classes))
+    if experiment.validation is not None and not method.has_global:
+        raise FedLDError(
+            f"validation chooses among global models, and method '{experiment.method['name']}' has none"
+        )
+    rows = len(sample(experiment, [client.name for client in federation.clients], 1))
+    if experiment.quorum(rows) > rows:
+        of = f"{rows} of {len(federation.clients)} clients"
+        raise FedLDError(f"min_clients is {experiment.min_clients}, but only {of} take part in a round")
+    trunk, model = divided(experiment, method, federation)
     layout = make_layout(experiment, method, model)
-    server = method.init(layout.flatten(model), layout, len(federation.clients))
-    setup = Setup(experiment, method, federation, layout, states)
-    check_memory(setup, rows, count_workers(experiment))
-    return setup, server
+    server = method.init(layout.flatten(model), layout, [client.size for client in federation.clients])
+    one_body = beyond_features(model, [entry.name for entry in layout.entries if entry.private])
+    digest = trunk.digest if trunk else ""
+    setup = Setup(experiment, method, federation, layout, states, digest, one_body=one_body)
+    engine.check(setup, rows)
+    return replace(setup, features=features_for(setup, trunk, tell)), server
 
 
-def sample(experiment: Experiment, clients: int, round_: int) -> list[int]:
-    """The clients of a round, by number or rate, from the round's own generator."""
-    if clients == 1:
-        return [0]  # pooled data has nobody to leave out
-    wanted = experiment.sample_clients or max(1, round(experiment.sample_rate * clients))
-    if wanted > clients:
-        raise FedLDError(f"cannot sample {wanted} of {clients} clients")
+def notes(setup: Setup) -> Iterator[str]:
+    """What a user should know who asked for something that this data or this network does not have."""
+    experiment, method, clients = setup.experiment, setup.method, setup.federation.clients
+    own = type(method).federation is Method.federation and not any(client.elsewhere for client in clients)
+    if own and "clients" in experiment.model_fields_set and experiment.clients != len(clients):
+        yield f"clients = {experiment.clients} is not used: the data names its {len(clients)} clients"
+    if type(method).private is not Method.private and not setup.layout.private_size:
+        yield (
+            f"method '{experiment.method['name']}' keeps nothing with the clients here: network "
+            f"'{experiment.model}' has no such part (no BatchNorm, for fedbn and silobn)"
+        )
+
+
+def check_functions(experiment: Experiment, method: Method, classes: int) -> None:
+    """Try a user's metrics and objective on a few logits, before anything is written."""
+    labels = torch.arange(2 * classes) % classes
+    logits = torch.zeros(len(labels), classes, requires_grad=True)
+    for name, metric in make_metrics(experiment).items():
+        measured(name, metric, logits.detach(), labels)
+    if isinstance(method.objective, FunctionObjective):
+        method.objective.check(logits, labels)
+
+
+def features_for(setup: Setup, trunk: Trunk | None, tell: Tell, *, quota: float | None = None) -> Path | None:
+    """The frozen trunk's outputs for every image, where nothing random comes before the trunk.
+
+    With a `quota` of bytes for the whole cache they are computed in this process.
+    """
+    experiment = setup.experiment
+    if trunk is None or not experiment.feature_cache:
+        return None
+    if experiment.augment != "none":
+        tell("the frozen trunk sees augmented images, so its outputs are not cached: it runs for every batch")
+        return None
+    return cached_features(trunk, setup.federation, device=experiment.device, tell=tell, quota=quota)
+
+
+def sample(experiment: Experiment, clients: Collection[str], round_: int) -> list[str]:
+    """Names of the clients of a round, so many or such a share, from the round's own generator."""
+    if len(clients) == 1:
+        return list(clients)  # pooled data has nobody to leave out
+    wanted = experiment.sample_clients or max(1, round(experiment.sample_rate * len(clients)))
+    if wanted > len(clients):
+        raise FedLDError(f"cannot sample {wanted} of {len(clients)} clients")
     generator = numpy_generator(experiment.seed, "sample", round_)
-    return sorted(int(i) for i in generator.choice(clients, wanted, replace=False))
+    drawn = set(generator.choice(len(clients), wanted, replace=False).tolist())
+    return [name for place, name in enumerate(clients) if place in drawn]

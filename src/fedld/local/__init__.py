@@ -1,7 +1,24 @@
 """The client side: objectives, samples, and the one SGD loop."""
 
+from fedld.local.base import ContextObjective, Objective, as_objective
 from fedld.local.client import LocalClient, Reply, Training
-from fedld.local.objectives import OBJECTIVES, Objective
-from fedld.local.samples import Samples
+from fedld.local.context import Context
+from fedld.local.metrics import METRICS, Metric, as_metric
+from fedld.local.objectives import OBJECTIVES
+from fedld.local.samples import FeatureSamples, Samples
 
-__all__ = ["OBJECTIVES", "LocalClient", "Objective", "Reply", "Samples", "Training"]
+__all__ = [
+    "METRICS",
+    "OBJECTIVES",
+    "Context",
+    "ContextObjective",
+    "FeatureSamples",
+    "LocalClient",
+    "Metric",
+    "Objective",
+    "Reply",
+    "Samples",
+    "Training",
+    "as_metric",
+    "as_objective",
+]

@@ -1,8 +1,7 @@
 """What a client minimises: cross-entropy and the margin-control family (Eq. 3 of the paper, Sec. 2.3).
 
-An objective is a value: `objective(logits, labels)` is the mean loss of a batch. For more than two classes
-penalties use |f|^2, the squared norm of a sample's logits, and the margin is f_y - logsumexp(f_others),
-which for two classes is y*f, the margin of Puli et al. 2023.
+For more than two classes penalties use |f|^2, the squared norm of a sample's logits, and the margin is
+f_y - logsumexp(f_others), which for two classes is y*f, the margin of Puli et al. 2023.
 """
 
 from dataclasses import dataclass
@@ -11,14 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Objective:
-    """Mean over the samples of a batch of cross-entropy, plus whatever a subclass adds."""
-
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Loss of a batch."""
-        return F.cross_entropy(logits, labels)
+from fedld.local.base import Objective, as_objective
+from fedld.local.contextual import (
+    Decorrelated,
+    LogitAdjusted,
+    LogitCalibrated,
+    NotTrueDistilled,
+    RestrictedSoftmax,
+)
+from fedld.registry import plugins
 
 
 @dataclass(frozen=True)
@@ -114,4 +114,10 @@ OBJECTIVES: dict[str, Objective] = {
     "threshold": Threshold(),
     "sigma-damp": SigmaDamp(),
     "sigma-stitch": SigmaStitch(),
+    "logit-adjusted": LogitAdjusted(),
+    "logit-calibrated": LogitCalibrated(),
+    "restricted-softmax": RestrictedSoftmax(),
+    "not-true-distilled": NotTrueDistilled(),
+    "decorrelated": Decorrelated(),
 }
+OBJECTIVES |= {name: as_objective(value) for name, value in plugins("objectives", callable).items()}

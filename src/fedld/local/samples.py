@@ -57,3 +57,27 @@ class Samples:
         """Every sample once, in order."""
         for start in range(0, len(self), size):
             yield self.batch(slice(start, start + size))
+
+
+class FeatureSamples(Samples):
+    """Samples that the model gets as they are: what a frozen trunk made of images, or a user's own floats.
+
+    Maps are stored (N, H, W, C), so that a batch of them is channels-last without a copy.
+    """
+
+    def __init__(
+        self,
+        features: NDArray[np.float32],
+        labels: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        device: str = "cpu",
+    ) -> None:
+        self._features, self._positions, self._device = features, positions, device
+        self.labels = torch.from_numpy(np.array(labels[positions], dtype=np.int64))
+
+    def batch(self, which: Tensor | slice) -> Batch:
+        """Features and labels of some samples."""
+        at = self._positions[which.numpy() if isinstance(which, Tensor) else which]
+        features = torch.from_numpy(self._features[at]).to(self._device)
+        maps = features.permute(0, 3, 1, 2) if features.ndim == 4 else features
+        return maps, self.labels[which].to(self._device)

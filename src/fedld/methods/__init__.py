@@ -4,34 +4,51 @@ Installed packages may add methods: an entry point of the group `fedld.methods` 
 """
 
 from dataclasses import replace
-from importlib.metadata import entry_points
 
-from fedld.aggregation import Consensus as ConsensusRule
-from fedld.aggregation import Principal
-from fedld.methods.base import Card, Method, Replies, Server
+from fedld.aggregation import Consensus, Measured, Principal
+from fedld.local.objectives import MarginLog
+from fedld.methods.balanced_softmax import BalancedSoftmax
+from fedld.methods.base import Card, Messages, Method, Replies, Server
+from fedld.methods.ccvr import CCVR
 from fedld.methods.central import Central
-from fedld.methods.consensus import Consensus
+from fedld.methods.consensus import FedConsensus
+from fedld.methods.ditto import Ditto
+from fedld.methods.fedacg import FedACG
 from fedld.methods.fedadam import FedAdam
 from fedld.methods.fedavg import FedAvg
 from fedld.methods.fedavgm import FedAvgM
 from fedld.methods.fedbn import FedBN
 from fedld.methods.fedcm import FedCM
+from fedld.methods.feddecorr import FedDecorr
+from fedld.methods.feddisco import FedDisco
+from fedld.methods.feddyn import FedDyn
+from fedld.methods.fedexp import FedExP
+from fedld.methods.fedga import GeneralisationAdjustment
 from fedld.methods.fedgh import FedGH
 from fedld.methods.fediir import FedIIR
+from fedld.methods.fedlc import FedLC
 from fedld.methods.fedld import FedLD
 from fedld.methods.fedld_official import FedLDOfficial
 from fedld.methods.fedma import FedMA
 from fedld.methods.fednova import FedNova
+from fedld.methods.fedntd import FedNTD
 from fedld.methods.fedpac import FedPAC
 from fedld.methods.fedprox import FedProx
+from fedld.methods.fedrod import FedRoD
+from fedld.methods.fedrs import FedRS
+from fedld.methods.fedsam import FedSAM
+from fedld.methods.fedspeed import FedSpeed
 from fedld.methods.fedsr import FedSR
 from fedld.methods.fedyogi import FedYogi
 from fedld.methods.gamf import GAMF
 from fedld.methods.local import Local
+from fedld.methods.moon import Moon
 from fedld.methods.pfedla import PFedLA
 from fedld.methods.pgrad import PGrad
 from fedld.methods.robfedavg import RobFedAvg
 from fedld.methods.scaffold import Scaffold
+from fedld.methods.silobn import SiloBN
+from fedld.registry import plugins
 
 METHODS: dict[str, Method] = {
     "fedavg": FedAvg(),
@@ -52,16 +69,36 @@ METHODS: dict[str, Method] = {
     "fedavgm": FedAvgM(),
     "fedadam": FedAdam(),
     "fedyogi": FedYogi(),
+    "feddyn": FedDyn(),
+    "fedexp": FedExP(),
+    "fedacg": FedACG(),
+    "fedntd": FedNTD(),
+    "fedlc": FedLC(),
+    "balanced-softmax": BalancedSoftmax(),
+    "fedrs": FedRS(),
+    "feddecorr": FedDecorr(),
+    "moon": Moon(),
+    "feddisco": FedDisco(),
+    "fedga": GeneralisationAdjustment(),
+    "fedrod": FedRoD(),
+    "ccvr": CCVR(),
+    "fedsam": FedSAM(),
+    "fedspeed": FedSpeed(),
+    "ditto": Ditto(),
+    "silobn": SiloBN(),
     "fedld": FedLD(),
     "fedld-official": FedLDOfficial(),
     "fedld-tensor": replace(FedLD(), granularity="tensor"),
     "fedld-smooth": replace(FedLD(), rule=Principal(conflict="smooth")),
     "fedld-drop": replace(FedLD(), rule=Principal(conflict="drop")),
-    "fedld-consensus": replace(FedLD(), rule=ConsensusRule()),
-    "consensus": Consensus(),
+    "fedld-consensus": replace(FedLD(), rule=Consensus()),
+    "fedld-measured": replace(FedLD(), objective=MarginLog(lam=0.01), rule=Measured()),
+    "fedld-drift": replace(Scaffold(), objective=MarginLog(lam=0.01), rule=Measured()),
+    "consensus": FedConsensus(),
+    "measured": replace(FedAvg(), rule=Measured()),
     "local": Local(),
     "central": Central(),
 }
-METHODS |= {entry.name: entry.load() for entry in entry_points(group="fedld.methods")}
+METHODS |= plugins("methods", lambda value: isinstance(value, Method))
 
-__all__ = ["METHODS", "Card", "FedAvg", "FedLD", "FedProx", "Method", "Replies", "Server"]
+__all__ = ["METHODS", "Card", "FedAvg", "FedLD", "FedProx", "Messages", "Method", "Replies", "Server"]

@@ -4,17 +4,29 @@ A method never learns where its clients run. Server state, client state and mess
 so checkpoints, worker processes and Flower records come for free.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from functools import cached_property
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-from fedld.aggregation import Aggregate, Mean, Rule, aggregate
+from fedld.aggregation import (
+    Aggregate,
+    Candidates,
+    Mean,
+    Measured,
+    Rule,
+    Vote,
+    aggregate,
+    location_of,
+    statistic_problem,
+)
 from fedld.data import Federation
+from fedld.errors import FedLDError
 from fedld.layout import Layout, Tree
-from fedld.local import LocalClient, Objective, Reply
+from fedld.local import Context, LocalClient, Objective, Reply
 
 
 @dataclass(frozen=True)
@@ -37,55 +49,112 @@ class Server:
     extra: Tree = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Replies:
-    """What the server received in a round, client by client.
+ClientWeights = Literal["size", "uniform"]
+"""How much a client counts: p_i = n_i / n as in Eq. 1, or all alike."""
+
+
+def shares(sizes: Sequence[float], by: ClientWeights = "size") -> Tensor:
+    """p over some clients, summing to one.
+
+    >>> shares([30, 10]).tolist(), shares([30, 10], "uniform").tolist()
+    ([0.75, 0.25], [0.5, 0.5])
+    """
+    counts = torch.tensor(sizes if by == "size" else [1] * len(sizes), dtype=torch.float64)
+    return counts / counts.sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Messages:
+    """What some clients sent, and how much each of them counts (the method's `client_weights`).
+
+    `rows` are the clients' places in what the server keeps of every client (`init`, `personal`).
+    """
+
+    clients: tuple[str, ...]
+    rows: list[int]
+    sizes: tuple[float, ...]
+    messages: Sequence[Tree]
+    client_weights: ClientWeights = "size"
+
+    @property
+    def p(self) -> Tensor:
+        """Weights over these clients."""
+        return shares(self.sizes, self.client_weights)
+
+    def weighted(self, weights: Tensor) -> Self:
+        """The same messages with other weights of the clients; rules want them positive, so 0 is a trifle."""
+        floor = 1e-12 * weights.max().item()
+        return replace(self, sizes=tuple(weights.clamp(min=floor).tolist()), client_weights="size")
+
+    def stack(self, key: str) -> Tensor:
+        """One entry of the messages, a row for each client."""
+        return torch.stack([message[key] for message in self.messages])
+
+    def mean(self, key: str) -> Tensor:
+        """Weighted mean of one entry of the messages."""
+        stacked = self.stack(key)
+        mean: Tensor = torch.tensordot(self.p.to(stacked.dtype), stacked, dims=1)
+        return mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replies(Messages):
+    """What the server received in a round after training, client by client.
 
     `updates` is the (m, D) matrix whose first `layout.shared` columns are G of the paper, row by row.
     """
 
     layout: Layout
-    clients: tuple[int, ...]
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
     updates: Tensor
-    messages: Sequence[Tree]
     steps: tuple[float, ...]
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    measure: Callable[[Candidates, Tensor], Mapping[str, Vote | str]] | None = None
+    """Ask this round's clients to measure candidate steps with the buffers that they will have."""
 
-    @property
-    def p(self) -> Tensor:
-        """Weights n_i / n over the clients of this round."""
-        sizes = torch.tensor(self.sizes, dtype=torch.float64)
-        return sizes / sizes.sum()
+    @cached_property
+    def refused(self) -> dict[str, str]:
+        """Clients that are left out (by name), and why: rejected, or with buffers that cannot be used."""
+        found = dict(self.rejected)
+        for name, row, message in zip(self.clients, self.updates, self.messages, strict=True):
+            vector = row
+            if "statistics" in message:
+                vector = row.clone()
+                self.layout.private_buffers(vector).copy_(message["statistics"])
+            statistics = (e for e in self.layout.entries if e.kind == "buffer")
+            known = (e for e in statistics if not e.private or "statistics" in message)
+            problems = (statistic_problem(entry.name, entry.view(vector)) for entry in known)
+            if reason := next(filter(None, problems), None):
+                found[name] = reason
+        return found
 
     @property
     def gradients(self) -> Tensor:
         """The updates of the shared parameters, (m, d)."""
-        return self.updates[:, : self.layout.shared]
-
-    def mean(self, key: str, p: Tensor | None = None) -> Tensor:
-        """Weighted mean (by size unless told) of one entry of the clients' messages."""
-        weights = self.p if p is None else p
-        stacked = torch.stack([message[key] for message in self.messages])
-        mean: Tensor = torch.tensordot(weights.to(stacked.dtype), stacked, dims=1)
-        return mean
+        return self.layout.shared_parameters(self.updates)
 
 
 @dataclass(frozen=True)
 class Method:
     """Base of all methods, and by itself FedAvg: every step below may be replaced.
 
-    `objective` and `rule` are parts of every method, so margin control or the principal rule can be put
-    around any of them.
+    `objective`, `rule` and `client_weights` are parts of every method: margin control or the principal rule
+    can be put around any of them, and clients count by size or alike in all that the method averages.
+    `max_weight` bounds a client's share and `max_update_ratio` its update's length (see `aggregate`).
     """
 
     objective: Objective = field(default_factory=Objective)
     rule: Rule = field(default_factory=Mean)
     granularity: str = "model"
+    client_weights: ClientWeights = "size"
+    max_weight: float | None = None
+    max_update_ratio: float | None = None
 
     card: ClassVar[Card]
     personalised: ClassVar[bool] = False
     has_global: ClassVar[bool] = True
+    calibrates: ClassVar[bool] = False  # whether an exchange with all clients follows the last round
+    reads_features: ClassVar[bool] = False  # of the incoming and the trained model: losses use the same pass
+    starts_from_global: ClassVar[bool] = True  # a client's loss before training is then the global model's
 
     def federation(self, federation: Federation) -> Federation:
         """The federation this method trains on; `central` pools the clients here."""
@@ -102,51 +171,104 @@ class Method:
         """Names of the parameters and buffers that stay with each client."""
         return frozenset()
 
-    def init(self, weights: Tensor, layout: Layout, clients: int) -> Server:
-        """Server state before the first round."""
+    def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
+        """Server state before the first round; `sizes` has the samples of every client, row by row."""
         return Server(weights)
 
     def broadcast(self, server: Server) -> Tree:
         """What every client gets beside the global weights."""
         return {}
 
-    def personal(self, server: Server, client: int) -> Tree:
-        """What one client gets for itself; `weights` replace the global, `private` its private parameters."""
+    def personal(self, server: Server, row: int) -> Tree:
+        """What one client gets for itself; `weights` replace the global, `private` its private parameters.
+
+        `row` is the client's place in what the server keeps of every client.
+        """
         return {}
+
+    @property
+    def prepares(self) -> bool:
+        """Whether a round begins with an exchange of its own: `prepare` at the clients, then `gather`."""
+        return False
+
+    def prepare(self, client: LocalClient) -> Tree:
+        """What a client sends before the round's training; its model is the incoming one."""
+        raise NotImplementedError
+
+    def calibrate(self, server: Server, messages: Messages) -> Server:
+        """The final server state from what `prepare` gave after the last round, where `calibrates` is set."""
+        raise NotImplementedError
+
+    def gather(self, server: Server, messages: Messages) -> Server:
+        """Server state from what `prepare` gave, weights unchanged; `broadcast` then tells the clients."""
+        raise NotImplementedError
 
     def client_update(self, client: LocalClient) -> Reply:
         """Train on the client's samples and reply."""
         client.train(self.loss)
-        return client.reply()
+        return client.reply(statistics=self.has_global)
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
         """Next server state from this round's replies."""
         combined = self.aggregate(replies)
-        return self.step(server, replies, combined.update), combined
+        sound = replace(replies, rejected=combined.report.rejected)
+        return self.step(server, sound, combined.update), combined
 
-    def loss(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-        """The objective on the model's logits."""
-        return self.judge(model(images), labels)
+    def loss(self, context: Context) -> Tensor:
+        """What a client minimises on a batch: the objective, unless a method adds to it."""
+        return self.objective.loss(context)
 
-    def judge(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The objective, in float32 or better also where the network computes in bfloat16."""
-        return self.objective(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels)
+    @property
+    def directions(self) -> int:
+        """How many directions the candidate steps of a round are made of; 0 where nothing is measured."""
+        return len(self.rule.bases()) if isinstance(self.rule, Measured) else 0
+
+    def _compared(self, replies: Replies) -> Aggregate:
+        """An empty update, and a report that tells how far the clients' steps lie apart."""
+        steps = replies.updates[:, : replies.layout.trainable]
+        found = aggregate(
+            steps, replies.sizes, self.rule, weights=replies.client_weights, clients=replies.clients
+        )
+        return replace(found, update=replies.gradients.sum(0))
 
     def aggregate(self, replies: Replies) -> Aggregate:
-        """The rule applied to the clients' updates."""
+        """The rule applied to the clients' updates; where all stays with the clients nothing is combined."""
+        if not replies.layout.shared:
+            return self._compared(replies)
+        measure, buffers = replies.measure, self.buffers(replies)
         return aggregate(
             replies.gradients,
             replies.sizes,
             self.rule,
             granularity=self.granularity,
+            weights=replies.client_weights,
             tensors=replies.layout.tensors,
-            clients=replies.names,
+            clients=replies.clients,
+            refused=replies.refused,
+            max_weight=self.max_weight,
+            max_update_ratio=self.max_update_ratio,
+            measure=None if measure is None else lambda candidates: measure(candidates, buffers),
         )
+
+    def buffers(self, replies: Replies) -> Tensor:
+        """The shared buffers of the next global model."""
+        return self._combine_buffers(replies, replies.layout.shared_buffers(replies.updates), private=False)
+
+    def _combine_buffers(self, replies: Replies, values: Tensor, *, private: bool) -> Tensor:
+        """Mean of the clients' buffers (m, b), or median if the rule is robust."""
+        sound = torch.tensor([name not in replies.refused for name in replies.clients])
+        if not bool(sound.any()):
+            raise FedLDError(f"no client sent usable statistics: {'; '.join(replies.refused.values())}")
+        values, p = values[sound], replies.p[sound]
+        mean = location_of(self.rule, values, p / p.sum())
+        return replies.layout.count_batches(mean, values, private=private)
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
         """Add the aggregate to the parameters and average the buffers."""
-        layout = replies.layout
-        weights = server.weights.clone()
-        weights[: layout.shared] += update
-        weights[layout.buffers] = layout.mean_buffers(replies.updates[:, layout.buffers], replies.p)
+        layout, weights = replies.layout, server.weights.clone()
+        layout.shared_parameters(weights).add_(update)
+        layout.shared_buffers(weights).copy_(self.buffers(replies))
+        if "statistics" in replies.messages[0]:  # each client's own, where they stay with the clients
+            mean = self._combine_buffers(replies, replies.stack("statistics"), private=True)
+            layout.private_buffers(weights).copy_(mean)
         return replace(server, weights=weights)

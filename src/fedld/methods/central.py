@@ -15,6 +15,6 @@ class Central(Method):
 
     def federation(self, federation: Federation) -> Federation:
         """One client that holds everybody's samples."""
-        train = np.sort(np.concatenate([client.train for client in federation.clients]))
-        test = np.sort(np.concatenate([client.test for client in federation.clients]))
-        return replace(federation, clients=(Client("pooled", train, test),))
+        owned = ((client.train, client.test, client.validation) for client in federation.clients)
+        train, test, validation = (np.sort(np.concatenate(part)) for part in zip(*owned, strict=True))
+        return replace(federation, clients=(Client("pooled", train, test, validation=validation),))

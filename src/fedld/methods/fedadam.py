@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -22,9 +23,9 @@ class FedAdam(Method):
 
     card: ClassVar[Card] = Card("FedAdam", "Reddi et al. 2021")
 
-    def init(self, weights: Tensor, layout: Layout, clients: int) -> Server:
+    def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
         """m = 0, v = tau^2, the least the paper allows."""
-        m = torch.zeros_like(weights[: layout.shared])
+        m = torch.zeros_like(layout.shared_parameters(weights))
         return Server(weights, {"m": m, "v": torch.full_like(m, self.tau**2)})
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -21,9 +22,9 @@ class FedAvgM(Method):
 
     card: ClassVar[Card] = Card("FedAvgM", "Hsu et al. 2019")
 
-    def init(self, weights: Tensor, layout: Layout, clients: int) -> Server:
+    def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
         """No velocity."""
-        return Server(weights, {"velocity": torch.zeros_like(weights[: layout.shared])})
+        return Server(weights, {"velocity": torch.zeros_like(layout.shared_parameters(weights))})
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
         """Step along the velocity."""

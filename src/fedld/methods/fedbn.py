@@ -13,8 +13,8 @@ class FedBN(Method):
     """FedAvg in which every BatchNorm module (found by type) stays with its client.
 
     A client trains and predicts with its own BatchNorm, kept also while it is not sampled. A copy of those
-    numbers goes to the server: their mean completes the global model and is what a client starts from that
-    has none yet. On a network without BatchNorm it is FedAvg.
+    numbers goes to the server: their mean (of counters the maximum) completes the global model and is what a
+    client starts from that has none yet. On a network without BatchNorm it is FedAvg.
     """
 
     card: ClassVar[Card] = Card(
@@ -29,12 +29,12 @@ class FedBN(Method):
     def client_update(self, client: LocalClient) -> Reply:
         """FedAvg's, with a copy of the client's BatchNorm."""
         client.train(self.loss)
-        own = client.layout.private_part(client.flat.vector)
+        own = client.layout.private_parameters(client.weights).clone()
         return client.reply(message={"batchnorm": own} if len(own) else {})
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
         """FedAvg's step on the rest; the global model has the mean BatchNorm of this round's clients."""
         server = super().step(server, replies, update)
         if "batchnorm" in replies.messages[0]:
-            replies.layout.set_private(server.weights, replies.mean("batchnorm"))
+            replies.layout.private_parameters(server.weights).copy_(replies.mean("batchnorm"))
         return server

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -21,9 +22,9 @@ class FedCM(Method):
 
     card: ClassVar[Card] = Card("FedCM", "Xu et al. 2021", communication="a model down (Delta)")
 
-    def init(self, weights: Tensor, layout: Layout, clients: int) -> Server:
+    def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
         """Delta = 0."""
-        return Server(weights, {"delta": torch.zeros_like(weights[: layout.shared])})
+        return Server(weights, {"delta": torch.zeros_like(layout.shared_parameters(weights))})
 
     def broadcast(self, server: Server) -> Tree:
         """The direction of the last round."""
@@ -37,9 +38,9 @@ class FedCM(Method):
             gradient.mul_(self.alpha)[: len(pull)].add_(pull)
 
         client.train(self.loss, correction=momentum)
-        return client.reply(message={"travel": torch.tensor(client.travel, dtype=torch.float64)})
+        return client.reply(message={"rate_sum": torch.tensor(client.rate_sum, dtype=torch.float64)})
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
         """FedAvg's step; Delta is the aggregate over the clients' mean K lr."""
-        delta = -update / replies.mean("travel").item()
+        delta = -update / replies.mean("rate_sum").item()
         return super().step(replace(server, extra={"delta": delta}), replies, update)

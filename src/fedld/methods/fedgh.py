@@ -1,8 +1,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from fedld.aggregation import FedGH as Harmonise
-from fedld.aggregation import Rule
+from fedld.aggregation import GradientHarmonisation, Rule
 from fedld.methods.base import Card, Method
 
 
@@ -13,6 +12,6 @@ class FedGH(Method):
     The field knows another "FedGH" (global header); this is the one the paper compares with.
     """
 
-    rule: Rule = field(default_factory=Harmonise)
+    rule: Rule = field(default_factory=GradientHarmonisation)
 
     card: ClassVar[Card] = Card("FedGH", "Zhang et al. 2024")

@@ -5,24 +5,27 @@ import torch
 from torch import Tensor, nn
 
 from fedld.layout import Tree
-from fedld.local import LocalClient, Reply
-from fedld.methods.base import Card, Method, Replies, Server
-from fedld.methods.features import BATCH, as_model
+from fedld.local import Context, LocalClient, Reply
+from fedld.methods.base import Card, Messages, Method, Replies, Server
+from fedld.methods.features import BATCH
+from fedld.models import as_model
 
 
 @dataclass(frozen=True)
 class FedIIR(Method):
     """Implicit invariant relationships: the head's gradient shall be the same at every client.
 
+    First:   every client sends its head's gradient at the incoming model, over all of its samples
+    Server:  gm <- ema * gm + (1 - ema) * mean of these gradients, from gm = 0
     Client:  objective + gamma |grad_head - gm|^2, differentiated through the gradient of the head
-    Server:  gm <- ema * gm + (1 - ema) * mean of the clients' head gradients at the incoming model
 
-    The clients' gradients come with the replies, at the price of one more pass over the samples and not of a
-    second exchange, so gm is that of the round before; the first round has none and trains as FedAvg.
+    That is one more exchange before the training of each round. With `lagged` the gradients come with the
+    replies instead, and gm is one round old; the first round then has none and trains as FedAvg.
     """
 
     gamma: float = 1e-3
     ema: float = 0.95
+    lagged: bool = False
 
     card: ClassVar[Card] = Card("FedIIR", "Guo et al. 2023", communication="head gradient each way")
 
@@ -34,23 +37,38 @@ class FedIIR(Method):
         """The mean gradient, once there is one."""
         return server.extra
 
+    @property
+    def prepares(self) -> bool:
+        """The gradients of this round, unless those of the last will do."""
+        return not self.lagged
+
+    def prepare(self, client: LocalClient) -> Tree:
+        """Gradient of the head at the incoming model."""
+        return {"gradient": self.mean_gradient(client)}
+
+    def gather(self, server: Server, messages: Messages) -> Server:
+        """The moving average of the gradients, started at zero."""
+        new = messages.mean("gradient")
+        gm = self.ema * server.extra.get("gm", torch.zeros_like(new)) + (1 - self.ema) * new
+        return replace(server, extra={"gm": gm})
+
     def client_update(self, client: LocalClient) -> Reply:
-        """Gradient of the head at the incoming model, then SGD on the penalised objective."""
-        gradient = self.mean_gradient(client)
+        """SGD on the penalised objective."""
+        message = self.prepare(client) if self.lagged else {}
         common = client.message.get("gm")
 
-        def invariant(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-            value, own = self.head_gradient(model, images, labels)
+        def invariant(context: Context) -> Tensor:
+            value, own = self.head_gradient(context)
             return value if common is None else value + self.gamma * (own - common).square().sum()
 
         client.train(invariant)
-        return client.reply(message={"gradient": gradient})
+        return client.reply(message=message)
 
-    def head_gradient(self, model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def head_gradient(self, context: Context) -> tuple[Tensor, Tensor]:
         """The objective on a batch and its gradient in the head's parameters, itself differentiable."""
-        network = as_model(model)
-        value = self.judge(network.head(network.embed(images)), labels)
-        parts = torch.autograd.grad(value, list(network.head.parameters()), create_graph=True)
+        value = self.objective.loss(context)
+        head = as_model(context.model).head
+        parts = torch.autograd.grad(value, list(head.parameters()), create_graph=True)
         return value, torch.cat([part.flatten() for part in parts])
 
     def mean_gradient(self, client: LocalClient) -> Tensor:
@@ -58,12 +76,10 @@ class FedIIR(Method):
         client.model.eval()
         total: Tensor | float = 0.0
         for images, labels in client.samples.in_order(BATCH):
-            total = total + len(labels) * self.head_gradient(client.model, images, labels)[1].detach()
+            total = total + len(labels) * self.head_gradient(client.context(images, labels))[1].detach()
         assert isinstance(total, Tensor)
         return total / len(client.samples)
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
-        """FedAvg's step, and the moving average of the gradients."""
-        new = replies.mean("gradient")
-        gm = self.ema * server.extra.get("gm", new) + (1 - self.ema) * new
-        return super().step(replace(server, extra={"gm": gm}), replies, update)
+        """FedAvg's step; the lagged form has its gradients now."""
+        return super().step(self.gather(server, replies) if self.lagged else server, replies, update)

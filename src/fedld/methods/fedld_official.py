@@ -1,14 +1,15 @@
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedld.aggregation import Aggregate, Mean, Principal, Rule, aggregate
+from fedld.aggregation import Aggregate, Mean, Principal, Rule
 from fedld.layout import Layout
 from fedld.local import Objective
 from fedld.local.objectives import Official
-from fedld.methods.base import Card, Method, Replies, Server
+from fedld.methods.base import Card, ClientWeights, Method, Replies, Server
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,11 @@ class FedLDOfficial(Method):
     objective: Objective = field(default_factory=Official)
     rule: Rule = field(default_factory=lambda: Principal(weighting="sum"))
     granularity: str = "tensor"
+    client_weights: ClientWeights = "uniform"
 
     card: ClassVar[Card] = Card("FedLD, released code", "Zeng et al. 2024")
 
-    def init(self, weights: Tensor, layout: Layout, clients: int) -> Server:
+    def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
         """Nothing has moved yet."""
         return Server(weights, {"moved": torch.tensor(False)})
 
@@ -36,15 +38,3 @@ class FedLDOfficial(Method):
         combined = replace(self, rule=rule).aggregate(replies)
         server = replace(server, extra={"moved": server.extra["moved"] | combined.update.any()})
         return self.step(server, replies, combined.update), combined
-
-    def aggregate(self, replies: Replies) -> Aggregate:
-        """The rule with equal weights."""
-        return aggregate(
-            replies.gradients,
-            replies.sizes,
-            self.rule,
-            granularity=self.granularity,
-            weights="uniform",
-            tensors=replies.layout.tensors,
-            clients=replies.names,
-        )

@@ -10,21 +10,22 @@ from fedld.layout import Layout, Tree
 from fedld.local import LocalClient, Reply
 from fedld.methods.base import Card, Replies, Server
 from fedld.methods.bbp import Matching
-from fedld.methods.neurons import Layer, NeuronMatching, Order, pairs
+from fedld.methods.neurons import Layer, NeuronMatching, Permutation, pairs
 from fedld.seeds import numpy_generator
 
 
 @dataclass(frozen=True)
 class FedMA(NeuronMatching):
-    """Matched averaging, one layer a round: match neurons (Hungarian on the BBP-MAP cost), average, freeze.
+    """Matched averaging, one layer per round: match neurons (Hungarian on the BBP-MAP cost), average, freeze.
 
     In round t of a cycle the clients train all layers from the t-th on, the earlier ones frozen. The server
     matches the neurons of those layers from the input upwards, permuting the next layer's inputs as it goes,
-    and averages. After the last layer a new cycle begins ("FedMA with communication"). Three liberties: the
-    layers above the t-th are averaged as well, so a global model exists in every round and clients may be
-    sampled; the width of a layer is held at the network's own, so no neurons are added; and gradients are
-    clipped, since training some layers alone leads to places that are steep for the others, where the first
-    round of the next cycle diverged.
+    and averages; in the last layer each class's row by the clients' counts of that class, whatever the rule.
+    After the last layer a new cycle begins ("FedMA with communication"). Three liberties: the layers above
+    the t-th are averaged as well, so a global model exists in every round and clients may be sampled; the
+    width of a layer is held at the network's own, so no neurons are added; and gradients are clipped, since
+    training some layers alone leads to places that are steep for the others, where the first round of the
+    next cycle diverged.
     """
 
     sigma: float = 1.0
@@ -34,10 +35,10 @@ class FedMA(NeuronMatching):
     clip: float = 1.0
 
     card: ClassVar[Card] = Card(
-        "FedMA", "Wang et al. 2020", communication="a round for each layer", batchnorm=False
+        "FedMA", "Wang et al. 2020", communication="a round for each layer, class counts", batchnorm=False
     )
 
-    def init(self, weights: Tensor, layout: Layout, clients: int) -> Server:
+    def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
         """No layer is frozen."""
         return Server(weights, {"frozen": torch.tensor(0), "layers": torch.tensor(len(pairs(layout)))})
 
@@ -53,12 +54,13 @@ class FedMA(NeuronMatching):
             gradient.mul_((self.clip / gradient.norm()).clamp(max=1.0))
 
         client.train(self.loss, correction=clipped, only={entry.name for pair in free for entry in pair})
-        return client.reply()
+        classes = free[-1][1].size
+        return client.reply(message={"counts": torch.bincount(client.samples.labels, minlength=classes)})
 
-    def orders(self, server: Server, clients: Sequence[Sequence[Layer]]) -> list[list[Order]]:
+    def orders(self, server: Server, clients: Sequence[Sequence[Layer]]) -> list[list[Permutation]]:
         """From the input upwards: each layer is matched with its inputs already in the common order."""
         frozen, depth = int(server.extra["frozen"]), len(clients[0]) - 1
-        found: list[list[Order]] = [[] for _ in clients]
+        found: list[list[Permutation]] = [[] for _ in clients]
         for level in range(depth):
             stack = [client[level] for client in clients]
             neurons = [self._neurons(layer, own[-1:]) for layer, own in zip(stack, found, strict=True)]
@@ -69,11 +71,11 @@ class FedMA(NeuronMatching):
                 own.append(order)
         return found
 
-    def _neurons(self, layer: Layer, inputs: Sequence[Order]) -> np.ndarray:
+    def _neurons(self, layer: Layer, inputs: Sequence[Permutation]) -> np.ndarray:
         weight = layer.weight[:, inputs[0]] if inputs else layer.weight
         return torch.cat([weight.flatten(1), layer.bias[:, None]], 1).numpy()
 
-    def _match(self, neurons: list[np.ndarray], level: int) -> list[Order]:
+    def _match(self, neurons: list[np.ndarray], level: int) -> list[Permutation]:
         generator = numpy_generator(0, "fedma", level)
         sweeps = [generator.permutation(len(neurons)).tolist() for _ in range(self.sweeps)]
         matching = Matching(neurons, self.sigma, self.sigma0, self.gamma, width=len(neurons[0])).run(sweeps)
@@ -82,6 +84,16 @@ class FedMA(NeuronMatching):
         return [np.argsort(matching.assignment[j])[first] for j in range(len(neurons))]
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
-        """FedAvg's step; one more layer is frozen, or all are set free again."""
+        """FedAvg's step, class by class in the last layer; one more layer is frozen, or all are set free."""
+        update, shares = update.clone(), class_shares(replies).to(update)
+        for entry in pairs(replies.layout)[-1]:
+            rows = torch.stack([entry.view(own) for own in replies.updates])
+            entry.view(update).copy_(torch.einsum("mc,mc...->c...", shares, rows))
         frozen = (server.extra["frozen"] + 1) % server.extra["layers"]
         return super().step(replace(server, extra={**server.extra, "frozen": frozen}), replies, update)
+
+
+def class_shares(replies: Replies) -> Tensor:
+    """(m, C): what share of a class's samples a client has; of a class that nobody has, its weight p."""
+    counts = replies.stack("counts").double()
+    return torch.where(counts.sum(0) > 0, counts / counts.sum(0).clamp(min=1), replies.p[:, None])

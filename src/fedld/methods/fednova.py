@@ -21,11 +21,13 @@ class FedNova(Method):
     def client_update(self, client: LocalClient) -> Reply:
         """FedAvg's, with tau_i."""
         client.train(self.loss)
-        tau = client.travel / client.training.lr
+        tau = client.rate_sum / client.rate
         return client.reply(message={"tau": torch.tensor(tau, dtype=torch.float64)})
 
     def aggregate(self, replies: Replies) -> Aggregate:
         """The rule applied to updates of one common length of training."""
         tau = torch.stack([message["tau"] for message in replies.messages])
         factor = (replies.p @ tau / tau).to(replies.updates.dtype)
-        return super().aggregate(replace(replies, updates=replies.gradients * factor[:, None]))
+        updates = replies.updates.clone()
+        replies.layout.shared_parameters(updates).mul_(factor[:, None])
+        return super().aggregate(replace(replies, updates=updates))

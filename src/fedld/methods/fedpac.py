@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -9,10 +10,10 @@ from torch import Tensor, nn
 
 from fedld.aggregation import MinNorm
 from fedld.layout import Layout, Tree
-from fedld.local import LocalClient, Reply
+from fedld.local import Context, LocalClient, Reply
 from fedld.methods.base import Card, Method, Replies, Server
-from fedld.methods.features import ClassFeatures, as_model, by_class
-from fedld.models import head_names
+from fedld.methods.features import ClassFeatures, by_class
+from fedld.models import as_model, head_names
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class FedPAC(Method):
         communication="feature means, prototypes",
     )
     personalised: ClassVar[bool] = True
+    reads_features: ClassVar[bool] = True
 
     def check(self, model: nn.Module) -> None:
         """It needs features and a head."""
@@ -47,17 +49,17 @@ class FedPAC(Method):
         """The head: aggregated for each client by itself."""
         return frozenset(head_names(as_model(model)))
 
-    def init(self, weights: Tensor, layout: Layout, clients: int) -> Server:
+    def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
         """Every client starts from the same head; there are no prototypes yet."""
-        return Server(weights, {"heads": weights[layout.shared : layout.trainable].repeat(clients, 1)})
+        return Server(weights, {"heads": layout.private_parameters(weights).repeat(len(sizes), 1)})
 
     def broadcast(self, server: Server) -> Tree:
         """Global prototypes, and which classes have one."""
         return {key: server.extra[key] for key in ("prototypes", "known") if key in server.extra}
 
-    def personal(self, server: Server, client: int) -> Tree:
+    def personal(self, server: Server, row: int) -> Tree:
         """The client's own mixture of heads."""
-        return {"private": server.extra["heads"][client]}
+        return {"private": server.extra["heads"][row]}
 
     def client_update(self, client: LocalClient) -> Reply:
         """Statistics, head, body, prototypes."""
@@ -66,14 +68,13 @@ class FedPAC(Method):
         body = [name for name, _ in client.model.named_parameters() if name not in head]
         client.train(self.loss, epochs=self.head_epochs, lr=self.head_lr, only=head)
 
-        def aligned(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-            features = as_model(model).embed(images)
-            value = self.judge(as_model(model).head(features), labels)
-            return value + self.lam * self.alignment(features, labels, client.message)
+        def aligned(context: Context) -> Tensor:
+            pull = self.alignment(context.features, context.labels, client.message)
+            return self.objective.loss(context) + self.lam * pull
 
         client.train(aligned, only=body)
         found = by_class(client)
-        own = client.weights[client.layout.shared :].clone()
+        own = client.layout.private_parameters(client.weights).clone()
         message = {"h": h, "v": v, "head": own, "counts": found.counts, "prototypes": found.means}
         return client.reply(message=message)
 
@@ -91,8 +92,8 @@ class FedPAC(Method):
         layout, server = replies.layout, super().step(server, replies, update)
         trained = torch.stack([message["head"] for message in replies.messages])
         heads = server.extra["heads"].clone()
-        heads[list(replies.clients)] = (head_mixtures(replies).to(trained) @ trained).to(heads.dtype)
-        server.weights[layout.shared : layout.trainable] = replies.mean("head")
+        heads[replies.rows] = (head_mixtures(replies).to(trained) @ trained).to(heads.dtype)
+        layout.private_parameters(server.weights).copy_(replies.mean("head"))
         return replace(server, extra={"heads": heads, **self._prototypes(server, replies)})
 
     def _prototypes(self, server: Server, replies: Replies) -> Tree:

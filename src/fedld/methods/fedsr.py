@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedld.local import Context
 from fedld.methods.base import Card, Method
-from fedld.methods.features import as_model
+from fedld.models import as_model
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,16 @@ class FedSR(Method):
         """The class references and their scale."""
         return frozenset({"r_mu", "r_sigma", "r_scale"})
 
-    def loss(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, context: Context) -> Tensor:
         """The objective on a sampled representation, and its two regularisers."""
-        features = as_model(model).embed(images)
-        mu = features.to(torch.promote_types(features.dtype, torch.float32))
-        sigma = F.softplus(model.get_submodule("spread")(features)).to(mu.dtype)
+        model, mu = as_model(context.model), context.features
+        sigma = F.softplus(model.get_submodule("spread")(mu)).to(mu.dtype)
         z = mu + sigma * torch.randn_like(mu)
         scale, r_mu, r_sigma = (model.get_parameter(name) for name in ("r_scale", "r_mu", "r_sigma"))
-        kl = divergence(mu * scale, sigma * scale, r_mu[labels], F.softplus(r_sigma)[labels])
+        kl = divergence(mu * scale, sigma * scale, r_mu[context.labels], F.softplus(r_sigma)[context.labels])
         length: Tensor = torch.linalg.vector_norm(z, dim=1).mean()
-        return self.judge(as_model(model).head(z), labels) + self.l2r * length + self.cmi * kl
+        value = self.objective.loss(context.with_logits(model.head(z)))
+        return value + self.l2r * length + self.cmi * kl
 
 
 def divergence(mu: Tensor, sigma: Tensor, r_mu: Tensor, r_sigma: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedld.methods.base import Card, Server
-from fedld.methods.neurons import Layer, NeuronMatching, Order
+from fedld.methods.neurons import Layer, NeuronMatching, Permutation
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class GAMF(NeuronMatching):
 
     card: ClassVar[Card] = Card("GAMF", "Liu et al. 2022", batchnorm=False)
 
-    def orders(self, server: Server, clients: Sequence[Sequence[Layer]]) -> list[list[Order]]:
+    def orders(self, server: Server, clients: Sequence[Sequence[Layer]]) -> list[list[Permutation]]:
         """Anneal the soft assignments, then make them hard."""
         widths = [len(layer.bias) for layer in clients[0]]
         soft = [_start(clients[0], widths, i) for i in range(len(clients))]

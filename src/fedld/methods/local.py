@@ -1,9 +1,9 @@
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
 
-from fedld.aggregation import Aggregate, aggregate
+from fedld.aggregation import Aggregate
 from fedld.methods.base import Card, Method, Replies, Server
 
 
@@ -20,7 +20,5 @@ class Local(Method):
         return frozenset(name for name, _ in (*model.named_parameters(), *model.named_buffers()))
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
-        """Nothing is combined; the report still tells how far the clients' steps lie apart."""
-        steps = replies.updates[:, : replies.layout.trainable]
-        combined = aggregate(steps, replies.sizes, self.rule, clients=replies.names)
-        return server, replace(combined, update=replies.gradients.sum(0))
+        """The server has nothing to do."""
+        return server, self.aggregate(replies)

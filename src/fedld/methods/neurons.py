@@ -14,7 +14,7 @@ from fedld.layout import Entry, Layout
 from fedld.methods.base import Method, Replies, Server
 from fedld.models import PlainCNN
 
-Order = NDArray[np.int64]
+Permutation = NDArray[np.int64]
 """Place g of the common order holds neuron order[g] of the client."""
 
 
@@ -41,7 +41,7 @@ class NeuronMatching(Method):
                 f"{type(model).__name__}, which has shortcuts or normalisation"
             )
 
-    def orders(self, server: Server, clients: Sequence[Sequence[Layer]]) -> list[list[Order]]:
+    def orders(self, server: Server, clients: Sequence[Sequence[Layer]]) -> list[list[Permutation]]:
         """For every client an order of the neurons of every hidden layer."""
         raise NotImplementedError
 
@@ -55,7 +55,8 @@ class NeuronMatching(Method):
 
 def pairs(layout: Layout) -> list[tuple[Entry, Entry]]:
     """Weight and bias of every layer, in order of computation."""
-    return list(zip(layout.entries[::2], layout.entries[1::2], strict=True))
+    entries = [entry for entry in layout.entries if entry.kind == "parameter"]
+    return list(zip(entries[::2], entries[1::2], strict=True))
 
 
 def layers(layout: Layout, vector: Tensor) -> list[Layer]:
@@ -68,7 +69,7 @@ def layers(layout: Layout, vector: Tensor) -> list[Layer]:
     return found
 
 
-def rearranged(layout: Layout, vector: Tensor, orders: Sequence[Order]) -> Tensor:
+def rearranged(layout: Layout, vector: Tensor, orders: Sequence[Permutation]) -> Tensor:
     """The same network with the neurons of its hidden layers in another order."""
     result, stack = vector.clone(), layers(layout, vector)
     everything = [torch.arange(len(stack[-1].bias))]

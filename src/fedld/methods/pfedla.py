@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -32,11 +33,12 @@ class PFedLA(Method):
     )
     personalised: ClassVar[bool] = True
     has_global: ClassVar[bool] = False
+    starts_from_global: ClassVar[bool] = False
 
-    def init(self, weights: Tensor, layout: Layout, clients: int) -> Server:
+    def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
         """Nobody's model yet, and a hypernetwork for everybody."""
         names = [entry.name.rpartition(".")[0] for entry in layout.entries]
-        layers = list(dict.fromkeys(names))
+        layers, clients = list(dict.fromkeys(names)), len(sizes)
         generator = torch_generator(0, "pfedla")
         scale = self.embedding**-0.5
         extra = {
@@ -44,35 +46,35 @@ class PFedLA(Method):
             "seen": torch.zeros(clients),
             "layer": torch.tensor([layers.index(name) for name in names]),
             "length": torch.tensor([entry.size for entry in layout.entries]),
-            "v": torch.randn(clients, self.embedding, generator=generator),
-            "w1": scale * torch.randn(clients, self.hidden, self.embedding, generator=generator),
-            "w2": torch.zeros(clients, len(layers), clients, self.hidden),
+            "v": torch.randn(clients, self.embedding, generator=generator).to(weights),
+            "w1": scale * torch.randn(clients, self.hidden, self.embedding, generator=generator).to(weights),
+            "w2": weights.new_zeros(clients, len(layers), clients, self.hidden),
         }
         return Server(weights, extra)
 
-    def personal(self, server: Server, client: int) -> Tree:
+    def personal(self, server: Server, row: int) -> Tree:
         """The client's mixture, once there are models to mix."""
-        return {"weights": mixture(server.extra, client)} if server.extra["seen"].any() else {}
+        return {"weights": mixture(server.extra, row)} if server.extra["seen"].any() else {}
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
         """Each client's hypernetwork takes a step; its model is replaced by the one it trained."""
         old, cut = server.extra, replies.layout.trainable
         new = {key: value.clone() for key, value in old.items()}
-        for row, i in enumerate(replies.clients):
-            start = self.personal(server, i).get("weights", server.weights)
-            trained = replies.updates[row].clone()
+        for row, update in zip(replies.rows, replies.updates, strict=True):
+            start = self.personal(server, row).get("weights", server.weights)
+            trained = update.clone()
             trained[:cut] += start[:cut]
             if old["seen"].any():
-                for key, value in self._descend(old, i, (start - trained)[:cut]).items():
-                    new[key][i] = value
-            new["models"][i], new["seen"][i] = trained, 1.0
+                for key, value in self._descend(old, row, (start - trained)[:cut]).items():
+                    new[key][row] = value
+            new["models"][row], new["seen"][row] = trained, 1.0
         weights = new["models"][new["seen"].bool()].mean(0)
         return replace(server, weights=weights, extra=new), self.aggregate(replies)
 
-    def _descend(self, extra: Tree, client: int, change: Tensor) -> Tree:
+    def _descend(self, extra: Tree, row: int, change: Tensor) -> Tree:
         """One step on <mixture, theta - theta'>, whose gradient in the hypernetwork is J'(theta - theta')."""
-        own = {key: extra[key][client].clone().requires_grad_() for key in ("v", "w1", "w2")}
-        products = torch.zeros(own["w2"].shape[:2])  # [l, j]: <theta_j, theta - theta'> within layer l
+        own = {key: extra[key][row].clone().requires_grad_() for key in ("v", "w1", "w2")}
+        products = torch.zeros_like(own["w2"][:, :, 0])  # [l, j]: <theta_j, theta - theta'> within layer l
         for layer, span in spans(extra):
             if span.stop <= len(change):
                 products[layer] += (extra["models"][:, span] @ change[span]).to(products.dtype)
@@ -87,9 +89,9 @@ def alpha(hypernetwork: Tree, seen: Tensor) -> Tensor:
     return (hypernetwork["w2"] @ features).masked_fill(seen == 0, -torch.inf).softmax(1)
 
 
-def mixture(extra: Tree, client: int) -> Tensor:
+def mixture(extra: Tree, row: int) -> Tensor:
     """The client's incoming model, layer by layer."""
-    weights = alpha({key: extra[key][client] for key in ("v", "w1", "w2")}, extra["seen"])
+    weights = alpha({key: extra[key][row] for key in ("v", "w1", "w2")}, extra["seen"])
     mixed = torch.empty_like(extra["models"][0])
     for layer, span in spans(extra):
         mixed[span] = weights[layer].to(mixed.dtype) @ extra["models"][:, span]

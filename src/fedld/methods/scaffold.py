@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -7,7 +8,7 @@ from torch import Tensor
 from fedld.aggregation import Aggregate
 from fedld.layout import Layout, Tree
 from fedld.local import LocalClient, Reply
-from fedld.methods.base import Card, Method, Replies, Server
+from fedld.methods.base import Card, Method, Replies, Server, shares
 
 
 @dataclass(frozen=True)
@@ -15,9 +16,11 @@ class Scaffold(Method):
     """Control variates against client drift (Algorithm 1, option II, of the paper).
 
     Client:  y <- y - lr (g - c_i + c);  c_i+ = c_i - c + (x - y) / (K lr)
-    Server:  x <- x + eta * mean(y - x);  c <- c + sum_i (c_i+ - c_i) / N, over all N clients
+    Server:  x <- x + eta * mean(y - x);  c <- c + sum_i p_i (c_i+ - c_i), p over all clients
 
-    With momentum K lr becomes the sum of the weights of the gradients, so c_i stays a mean gradient.
+    So c = sum_i p_i c_i with the weights of Eq. 1, whose optimum is the fixed point. The paper's objective is
+    the plain mean over clients, p_i = 1/N: that is `client_weights = "uniform"`. With momentum K lr becomes
+    the sum of the weights of the gradients, so c_i stays a mean gradient.
     """
 
     eta: float = 1.0
@@ -28,11 +31,10 @@ class Scaffold(Method):
         communication="a model each way (c)",
     )
 
-    def init(self, weights: Tensor, layout: Layout, clients: int) -> Server:
-        """Control variate c = 0."""
-        return Server(
-            weights, {"c": torch.zeros_like(weights[: layout.trainable]), "N": torch.tensor(clients)}
-        )
+    def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
+        """Control variate c = 0, and the weight of every client in it."""
+        c = torch.zeros_like(weights[: layout.trainable])
+        return Server(weights, {"c": c, "p": shares(sizes, self.client_weights).to(c.dtype)})
 
     def broadcast(self, server: Server) -> Tree:
         """The server's control variate."""
@@ -48,12 +50,12 @@ class Scaffold(Method):
             gradient.add_(shift)
 
         client.train(self.loss, correction=control)
-        new = (x - client.weights) / client.travel - shift
+        new = (x - client.weights) / client.rate_sum - shift
         return client.reply(message={"change": new - c_i}, state={"c_i": new})
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
-        """Step of length eta along the aggregate; c moves by the clients' changes over all N clients."""
+        """Step of length eta along the aggregate; c moves by the changes of this round's clients."""
         combined = self.aggregate(replies)
-        c = server.extra["c"] + sum(message["change"] for message in replies.messages) / server.extra["N"]
+        c = server.extra["c"] + server.extra["p"][replies.rows] @ replies.stack("change")
         server = replace(server, extra={**server.extra, "c": c})
         return self.step(server, replies, self.eta * combined.update), combined

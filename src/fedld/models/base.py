@@ -1,36 +1,72 @@
 """What every model offers: `embed` (pooled features) and `head` (linear); logits are head(embed(x))."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedld.errors import FedLDError
+
 Norm = Literal["batch", "group"]
 NormLayer = Callable[[int], nn.Module]
 
 
-class Model(nn.Module, ABC):
-    """A classifier in two parts.
+@dataclass(frozen=True)
+class Block:
+    """A part of the network that is trained or frozen as a whole: its modules in order of computation."""
+
+    name: str
+    modules: tuple[str, ...]
+
+
+class Model(nn.Module):
+    """A classifier as a chain of blocks; the last one is the head and ends in a linear layer.
 
     The feature function is called `embed` in every model, not `features`: torchvision names the trunk of
     MobileNetV2 and VGG `features`, and its parameter names are kept so that public weights load.
     """
 
-    @abstractmethod
-    def embed(self, x: Tensor) -> Tensor:
-        """Pooled features (N, F) of images (N, channels, H, W)."""
+    blocks: tuple[Block, ...]
+    trunk: Callable[[Tensor], Tensor] | None = None
+
+    def behind(self, trunk: Callable[[Tensor], Tensor]) -> None:
+        """Let a frozen trunk see the images first; it is no part of the parameters of this model."""
+        object.__setattr__(self, "trunk", trunk)  # nn.Module would register it
 
     @property
-    @abstractmethod
     def head(self) -> nn.Linear:
         """The linear layer from features to logits."""
+        head = self.get_submodule(self.blocks[-1].modules[-1])
+        assert isinstance(head, nn.Linear)
+        return head
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Features (N, F), the input of the last linear layer, of images (N, channels, H, W)."""
+        x = x if self.trunk is None else self.trunk(x)
+        for name in [name for block in self.blocks for name in block.modules][:-1]:
+            x = self.get_submodule(name)(x)
+        return x
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (N, classes)."""
         logits: Tensor = self.head(self.embed(x))
         return logits
+
+
+def head_layers(inputs: int, hidden: int, classes: int) -> list[nn.Module]:
+    """The head's layers: one linear layer, or with a hidden layer of some units before it."""
+    if not hidden:
+        return [nn.Linear(inputs, classes)]
+    return [nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes)]
+
+
+def as_model(network: nn.Module) -> Model:
+    """The network as one with features (`embed`) and a linear `head`; any other is refused."""
+    if not isinstance(network, Model):
+        raise FedLDError(f"features and a head are needed, which {type(network).__name__} does not have")
+    return network
 
 
 def norm_layer(norm: Norm) -> NormLayer:
@@ -47,6 +83,20 @@ def head_names(model: Model) -> list[str]:
     """
     head = {id(parameter) for parameter in model.head.parameters()}
     return [name for name, parameter in model.named_parameters() if id(parameter) in head]
+
+
+def beyond_features(network: nn.Module, names: Collection[str]) -> bool:
+    """Whether there are such parameters and buffers, and none of them has a part in the features.
+
+    >>> from fedld.models import build
+    >>> net = build("cnn", classes=2, image_size=28, seed=0)
+    >>> beyond_features(net, head_names(net)), beyond_features(net, ["features.0.weight"])
+    (True, False)
+    """
+    if not isinstance(network, Model):
+        return False
+    body = [name for block in network.blocks for name in block.modules][:-1]
+    return bool(names) and not any(f"{name}.".startswith(f"{part}.") for name in names for part in body)
 
 
 def batchnorm_names(model: nn.Module) -> set[str]:

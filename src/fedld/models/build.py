@@ -10,9 +10,11 @@ from fedld.models.base import Model, Norm, norm_layer
 from fedld.models.mobilenet import MobileNetV2
 from fedld.models.plain import CNN, VGG9, PlainCNN
 from fedld.models.resnet import BasicBlock, Bottleneck, ResNet
+from fedld.models.standardised import standardise
 from fedld.seeds import torch_generator
 
 MIN_IMAGE_SIZE = 8
+MAX_HIDDEN = 65536
 
 _PLAIN: dict[str, Callable[..., Model]] = {
     "cnn": lambda **shape: PlainCNN(CNN, (128,), **shape),
@@ -24,14 +26,21 @@ _NORMALISED: dict[str, Callable[..., Model]] = {
     "resnet50": lambda **shape: ResNet(Bottleneck, (3, 4, 6, 3), width=64, small_stem=False, **shape),
     "mobilenet_v2": MobileNetV2,
 }
-GROUP_NORM = "-gn"
-NAMES = (*_PLAIN, *_NORMALISED, f"resnet8{GROUP_NORM}")
+GROUP_NORM, STANDARDISED = "-gn", "-gnws"  # GroupNorm, with weight standardisation
+NAMES = (*_PLAIN, *_NORMALISED, f"resnet8{GROUP_NORM}", f"resnet8{STANDARDISED}")
 
 
 def build(
-    name: str, *, classes: int, image_size: int, seed: int, channels: int = 3, norm: Norm = "batch"
+    name: str,
+    *,
+    classes: int,
+    image_size: int,
+    seed: int,
+    channels: int = 3,
+    norm: Norm = "batch",
+    head: str = "linear",
 ) -> Model:
-    """Model `name` (one of `NAMES`) for square images of `image_size` pixels.
+    """Model `name` (one of `NAMES`) for square images of `image_size` pixels; `head` is "linear" or "mlp:64".
 
     The same seed gives the same weights, and the global generator is neither read nor moved: the model is
     made without storage (meta device), then each layer is filled from a generator derived from (seed, its
@@ -42,17 +51,26 @@ def build(
     (torch.Size([2, 3]), torch.Size([2, 128]))
     """
     _check(name, classes, image_size, channels, norm)
-    with torch.device("meta"):
-        if name in _PLAIN:
-            model = _PLAIN[name](classes=classes, channels=channels, image_size=image_size)
-        else:
-            layer = norm_layer("group" if name.endswith(GROUP_NORM) else norm)
-            constructor = _NORMALISED[name.removesuffix(GROUP_NORM)]
-            model = constructor(classes=classes, channels=channels, norm=layer)
+    model = outline(name, classes, image_size, channels, norm, hidden_units(head))
     # Not `to_empty`: it imports sympy, half a second in every process.
     empty = {key: torch.empty(value.shape, dtype=value.dtype) for key, value in model.state_dict().items()}
     model.load_state_dict(empty, assign=True)
     return initialise(model, seed)
+
+
+def outline(
+    name: str, classes: int, image_size: int, channels: int = 3, norm: Norm = "batch", hidden: int = 0
+) -> Model:
+    """Model `name` without storage: names and shapes."""
+    with torch.device("meta"):
+        if name in _PLAIN:
+            return _PLAIN[name](classes=classes, channels=channels, image_size=image_size, hidden=hidden)
+        kind, dash, suffix = name.partition("-")
+        layer = norm_layer("group" if dash else norm)
+        model = _NORMALISED[kind](classes=classes, channels=channels, norm=layer, hidden=hidden)
+        if dash + suffix == STANDARDISED:
+            standardise(model)
+        return model
 
 
 def initialise(model: Model, seed: int) -> Model:
@@ -69,6 +87,20 @@ def initialise(model: Model, seed: int) -> Model:
         if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
     return model
+
+
+def hidden_units(head: str) -> int:
+    """Units of the head's hidden layer, 0 where it is linear.
+
+    >>> hidden_units("linear"), hidden_units("mlp:64")
+    (0, 64)
+    """
+    kind, _, units = head.partition(":")
+    if head == "linear":
+        return 0
+    if kind == "mlp" and units.isdecimal() and 1 <= int(units) <= MAX_HIDDEN:
+        return int(units)
+    raise FedLDError(f"a head is 'linear' or 'mlp:N' with N hidden units, such as 'mlp:64', not '{head}'")
 
 
 def _check(name: str, classes: int, image_size: int, channels: int, norm: str) -> None:

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from fedld.models.base import Model, NormLayer
+from fedld.models.base import Block, Model, NormLayer, head_layers
 
 STAGES = (  # expansion, channels, blocks, stride of the first block
     (1, 16, 1, 1),
@@ -44,10 +44,18 @@ class InvertedResidual(nn.Module):
         return x + out if self.shortcut else out
 
 
-class MobileNetV2(Model):
-    """Width multiplier 1; the trunk is `features`, the head `classifier.1`."""
+class GlobalMean(nn.Module):
+    """Mean over the pixels of every map."""
 
-    def __init__(self, *, classes: int, channels: int, norm: NormLayer) -> None:
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) to (N, C)."""
+        return x.mean((2, 3))
+
+
+class MobileNetV2(Model):
+    """Width multiplier 1; the trunk is `features`, the head `classifier`."""
+
+    def __init__(self, *, classes: int, channels: int, norm: NormLayer, hidden: int = 0) -> None:
         super().__init__()
         width = 32
         blocks: list[nn.Module] = [_conv_norm(channels, width, 3, norm, stride=2)]
@@ -56,17 +64,13 @@ class MobileNetV2(Model):
                 blocks.append(InvertedResidual(width, outputs, stride if index == 0 else 1, expansion, norm))
                 width = outputs
         self.features = nn.Sequential(*blocks, _conv_norm(width, FEATURES, 1, norm))
+        self.pool = GlobalMean()
         # torchvision has Dropout(0.2) in place of Identity; it would draw from the global generator and
         # make results depend on the number of workers.
-        self.classifier = nn.Sequential(nn.Identity(), nn.Linear(FEATURES, classes))
-
-    def embed(self, x: Tensor) -> Tensor:
-        """Mean over the 1280 final maps."""
-        return self.features(x).mean((2, 3))  # type: ignore[no-any-return]
-
-    @property
-    def head(self) -> nn.Linear:
-        """The layer `classifier.1`."""
-        head = self.classifier[1]
-        assert isinstance(head, nn.Linear)
-        return head
+        self.classifier = nn.Sequential(nn.Identity(), *head_layers(FEATURES, hidden, classes))
+        names = [f"features.{i}" for i in range(len(self.features))]
+        self.blocks = (
+            *(Block(name, (name,)) for name in names[:-1]),
+            Block(names[-1], (names[-1], "pool")),
+            Block("classifier", tuple(f"classifier.{i}" for i in range(1, len(self.classifier)))),
+        )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fedld.models.base import Model, NormLayer
+from fedld.models.base import Block, Model, NormLayer, head_layers
 
 
 def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
@@ -71,13 +71,14 @@ class ResNet(Model):
         classes: int,
         channels: int,
         norm: NormLayer,
+        hidden: int = 0,
     ) -> None:
         super().__init__()
         self.conv1 = _conv(channels, width, 3) if small_stem else _conv(channels, width, 7, 2)
         self.bn1 = norm(width)
         self.relu = nn.ReLU()
         self.maxpool = nn.Identity() if small_stem else nn.MaxPool2d(3, 2, padding=1)
-        self.stages = len(depths)
+        chain = [Block("conv1", ("conv1", "bn1", "relu", "maxpool"))]
         inputs = width
         for stage, depth in enumerate(depths):
             blocks = []
@@ -85,18 +86,12 @@ class ResNet(Model):
                 stride = 2 if stage > 0 and index == 0 else 1
                 blocks.append(block(inputs, width << stage, stride, norm))
                 inputs = (width << stage) * block.expansion
+                name = f"layer{stage + 1}.{index}"
+                chain.append(Block(name, (name,)))
             self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(inputs, classes)
-
-    def embed(self, x: Tensor) -> Tensor:
-        """Mean-pooled output of the last stage."""
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        for stage in range(1, self.stages + 1):
-            x = self.get_submodule(f"layer{stage}")(x)
-        return self.avgpool(x).flatten(1)  # type: ignore[no-any-return]
-
-    @property
-    def head(self) -> nn.Linear:
-        """The layer `fc`."""
-        return self.fc
+        self.avgpool, self.flatten = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        chain[-1] = Block(chain[-1].name, (chain[-1].name, "avgpool", "flatten"))
+        layers = head_layers(inputs, hidden, classes)
+        self.fc = nn.Sequential(*layers) if hidden else layers[0]
+        head = tuple(f"fc.{i}" for i in range(len(layers))) if hidden else ("fc",)
+        self.blocks = (*chain, Block("fc", head))

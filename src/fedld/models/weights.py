@@ -1,13 +1,17 @@
 """Public weights: read a file without running anything in it, copy what fits, say what did not."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedld.errors import FedLDError
+from fedld.models.base import Model
+from fedld.models.naming import torchvision_names
 
 
 @dataclass(frozen=True)
@@ -31,21 +35,66 @@ class LoadReport:
 
 
 def load_weights(model: nn.Module, path: str | Path) -> LoadReport:
-    """Copy what fits of a .safetensors or weights-only .pth file into the model's own storage."""
-    state, own = read_weights(path), model.state_dict()
-    fits = {name: value for name, value in state.items() if name in own and _fits(value, own[name])}
-    if not fits:
-        raise FedLDError(f"no tensor in weights file '{path}' fits the model")
+    """Copy what fits of a .safetensors or weights-only .pth file into the model's own storage.
+
+    Of a network that names its blocks everything but the head must be there and fit; the head has as many
+    outputs as there are classes, so it often cannot, and stays as the seed made it.
+    """
+    fits, report = match_weights(model, read_weights(path), path)
     for name, value in fits.items():
         if not bool(torch.isfinite(value).all()):
             raise FedLDError(f"tensor '{name}' in weights file '{path}' is not finite")
     model.load_state_dict(fits, strict=False)
-    return LoadReport(
+    return report
+
+
+def match_weights(
+    model: nn.Module, state: dict[str, Tensor], path: str | Path
+) -> tuple[dict[str, Tensor], LoadReport]:
+    """What of a file's tensors fits a model, which may be without storage."""
+    own = model.state_dict()
+    state = {name: _for_grey(value, own.get(name)) for name, value in state.items()}
+    fits = {name: value for name, value in state.items() if name in own and _fits(value, own[name])}
+    if not fits:
+        raise FedLDError(f"no tensor in weights file '{path}' fits the model")
+    report = LoadReport(
         loaded=tuple(fits),
         missing=tuple(name for name in own if name not in state),
         unexpected=tuple(name for name in state if name not in own),
         mismatched=tuple(name for name in state if name in own and name not in fits),
     )
+    if isinstance(model, Model):
+        _check_trunk(model, state, report, path)
+    return fits, report
+
+
+def _check_trunk(model: Model, state: dict[str, Tensor], report: LoadReport, path: str | Path) -> None:
+    own, head = model.state_dict(), model.blocks[-1].modules
+
+    def outside(names: Iterable[str]) -> list[str]:
+        return [name for name in names if name.rpartition(".")[0] not in head]
+
+    for name in outside(report.mismatched):
+        found, wanted = (_by(tensor.shape) for tensor in (state[name], own[name]))
+        raise FedLDError(
+            f"weights file '{path}' is of another network: '{name}' is {found} there and {wanted} here"
+        )
+    lacking = [name for name in outside(report.missing) if not name.endswith("num_batches_tracked")]
+    if lacking:
+        raise FedLDError(
+            f"weights file '{path}' lacks {len(lacking)} tensors of the network, such as '{lacking[0]}'"
+        )
+
+
+def _by(shape: torch.Size) -> str:
+    return " x ".join(map(str, shape)) or "a number"
+
+
+def _for_grey(value: Tensor, own: Tensor | None) -> Tensor:
+    """A first convolution for three colours serves grey images, whose colours are equal, by its sum."""
+    if own is None or value.ndim != 4 or own.ndim != 4 or (value.shape[1], own.shape[1]) != (3, 1):
+        return value
+    return value.sum(1, keepdim=True)
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -57,15 +106,21 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise FedLDError(f"weights file '{path}' must end in .safetensors, .pth or .pt")
     try:
         if path.suffix == ".safetensors":
-            state = load_file(path)
+            state: Any = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged archive makes the readers raise almost anything
         reason = "it is corrupt or holds pickled objects, which are never loaded"
         raise FedLDError(f"weights file '{path}' cannot be read: {reason}") from error
+    for key in ("state_dict", "model"):  # as training scripts keep it, beside other things
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise FedLDError(f"weights file '{path}' does not hold a mapping from names to tensors")
-    return state
+    for name, value in state.items():
+        if value.layout is not torch.strided or value.device.type != "cpu" or value.is_quantized:
+            raise FedLDError(f"tensor '{name}' in weights file '{path}' is not a plain, dense one")
+    return torchvision_names(state)
 
 
 def _fits(value: Tensor, own: Tensor) -> bool:

@@ -1,60 +1,111 @@
 """A study: methods x seeds on the same partitions and initial weights, and its table and report."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
-from fedld.engine.experiment import Experiment, make_experiment
-from fedld.engine.records import Line, dump, write_atomically
+from fedld.config.experiment import Experiment, make_experiment, parse_toml
+from fedld.config.own import name_values
+from fedld.config.resolve import make_metrics
 from fedld.errors import FedLDError
 from fedld.methods import METHODS
+from fedld.records.reader import read_object, read_run
+from fedld.records.schema import Event, StudyEntry, StudyIndex
+from fedld.records.writer import dump, write_atomically
 from fedld.registry import find
-from fedld.study.causes import cause_of
+from fedld.study.comparison import Comparison, compare_runs
 from fedld.study.grid import Cell, run_grid
-from fedld.study.table import Table, make_table
+from fedld.study.measures import check_primary
 
 
 @dataclass(frozen=True)
-class Study:
+class StudyPlan:
     """What to run: one experiment for every label and seed."""
 
     name: str
     command: str
     baseline: str
     cells: list[tuple[str, Experiment]]
+    primary: str = "accuracy"
 
     @property
     def rounds(self) -> int:
         """Rounds of all runs together."""
         return sum(experiment.rounds for _, experiment in self.cells)
 
-    def to_json(self) -> dict[str, Any]:
+    def placed(self, out: Path) -> list[Cell]:
+        """Every run with its folder in the study's."""
+        return [Cell(label, e, out / _path(label, e)) for label, e in self.cells]
+
+    def to_json(self) -> StudyIndex:
         """Index of the study directory."""
-        runs = [
-            {"label": label, "method": e.method["name"], "seed": e.seed, "path": str(_path(label, e))}
+        runs: list[StudyEntry] = [
+            {
+                "label": label,
+                "method": e.method["name"],
+                "seed": e.seed,
+                "path": str(_path(label, e)),
+                "settings": e.to_toml(),
+            }
             for label, e in self.cells
         ]
-        return {"name": self.name, "command": self.command, "baseline": self.baseline, "runs": runs}
+        return {
+            "name": self.name,
+            "command": self.command,
+            "baseline": self.baseline,
+            "primary": self.primary,
+            "runs": runs,
+        }
 
 
-def plan(settings: dict[str, Any], methods: list[str], seeds: list[int], *, command: str) -> Study:
-    """Every method with every seed; a table named like a method is for it alone: `fedprox.mu=0.1`."""
-    if not methods or len(set(methods)) < len(methods):
-        raise FedLDError(f"name at least one method, and each once, not '{','.join(methods)}'")
-    for name in methods:
-        find(METHODS, name, "method")
+def plan(
+    settings: dict[str, Any],
+    methods: Sequence[Any] | Mapping[str, Any],
+    seeds: list[int],
+    *,
+    command: str,
+    primary: str = "accuracy",
+) -> StudyPlan:
+    """Every method with every seed; a table named like a method is for it alone: `fedprox.mu=0.1`.
+
+    Methods are names, tables of a name and options, or values; a mapping says under which labels.
+    """
+    labelled = methods if isinstance(methods, Mapping) else {_label(method): method for method in methods}
+    if not labelled or len(labelled) < len(methods):
+        raise FedLDError(f"name at least one method, and each once, not '{','.join(map(_label, methods))}'")
     own = {name: settings[name] for name in settings if name in METHODS}
     shared = {key: value for key, value in settings.items() if key not in METHODS}
     shared.setdefault("workers", 0)
     cells = [
-        (name, make_experiment(for_method(shared, name, own.get(name, {})) | {"seed": seed}))
+        (label, make_experiment(_settings_of(method, shared, own) | {"seed": seed}))
         for seed in seeds
-        for name in methods
+        for label, method in labelled.items()
     ]
-    baseline = "fedavg" if "fedavg" in methods else methods[0]
-    return Study(f"{', '.join(methods)} on {cells[0][1].dataset}", command, baseline, cells)
+    baseline = "fedavg" if "fedavg" in labelled else next(iter(labelled))
+    title = f"{', '.join(labelled)} on {cells[0][1].dataset}"
+    further = make_metrics(cells[0][1])
+    return StudyPlan(title, command, baseline, cells, check_primary(primary, further))
+
+
+def _label(method: Any) -> str:
+    """What a method is called in the table."""
+    if isinstance(method, str):
+        return method
+    name: str = name_values({"method": method})[0]["method"]["name"]
+    return name.rpartition(":")[2]
+
+
+def _settings_of(method: Any, shared: dict[str, Any], own: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Settings of a run: a name with the table that is for it alone, anything else as it is."""
+    if not isinstance(method, str):
+        return {**shared, "method": method}
+    find(METHODS, method, "method")
+    return for_method(shared, method, own.get(method, {}))
 
 
 def for_method(shared: dict[str, Any], name: str, own: dict[str, Any]) -> dict[str, Any]:
@@ -89,33 +140,52 @@ def of_one_method(settings: dict[str, Any], method: str | None = None) -> dict[s
 
 
 def run_study(
-    study: Study, out: Path, *, resume: bool, jobs: int | None, progress: Callable[[Line], None]
-) -> Table:
-    """Run what is not finished, then write table.json, table.md and report.html."""
+    study: StudyPlan, out: Path, *, resume: bool, jobs: int | None, progress: Callable[[Event], None]
+) -> Comparison:
+    """Run what is not finished, then write the table (json, md, tex, csv) and report.html."""
+    cells = open_study(study, out, resume=resume)
+    # Plotting takes a second to import, which nobody has to wait for while the runs are at work.
+    Thread(target=import_module, args=("fedld.study.report",), daemon=True).start()
+    run_grid(cells, jobs=jobs, progress=progress)
     from fedld.study.report import write_report
 
-    cells = open_study(study, out, resume=resume)
-    summaries = run_grid(cells, jobs=jobs, progress=progress)
-    table = tabulate(study, cells, summaries)
-    made = {"command": study.command}
-    write_atomically(out / "table.json", json.dumps(table.to_json() | made, indent=1).encode())
-    write_atomically(out / "table.md", f"{table.to_markdown()}\nMade by `{study.command}`.\n".encode())
+    comparison = compare_cells(study, cells)
+    write_comparison(comparison, out, study.command)
     write_report([out], out / "report.html")
-    return table
+    return comparison
 
 
-def tabulate(study: Study, cells: list[Cell], summaries: list[Line]) -> Table:
-    """The table of finished cells, method by method."""
-    grouped: dict[str, list[Line]] = {}
-    paths: dict[str, list[Path]] = {}
-    for cell, summary in zip(cells, summaries, strict=True):
-        grouped.setdefault(cell.label, []).append(summary)
-        paths.setdefault(cell.label, []).append(cell.path)
-    table = make_table(study.name, grouped, study.baseline)
-    return replace(table, causes=[cause_of(label, runs) for label, runs in paths.items()])
+def reopen(out: Path) -> StudyPlan:
+    """The study of a directory, from its own index: to finish it, nothing else need be known."""
+    index = read_object(out / "study.json")
+    if index is None:
+        raise FedLDError(f"'{out}' holds no study to finish")
+    try:
+        cells = [(one["label"], make_experiment(parse_toml(one["settings"]))) for one in index["runs"]]
+        name, command, baseline = (str(index[key]) for key in ("name", "command", "baseline"))
+        return StudyPlan(name, command, baseline, cells, check_primary(index["primary"]))
+    except (KeyError, TypeError):
+        raise FedLDError(
+            f"'{out / 'study.json'}' is damaged, or older than this: give the whole command and --resume"
+        ) from None
 
 
-def open_study(study: Study, out: Path, *, resume: bool) -> list[Cell]:
+def compare_cells(study: StudyPlan, cells: list[Cell]) -> Comparison:
+    """The comparison of finished cells."""
+    runs = [read_run(cell.path, cell.label, cell.experiment.seed) for cell in cells]
+    return compare_runs(study.name, runs, study.baseline, study.primary)
+
+
+def write_comparison(comparison: Comparison, out: Path, command: str) -> None:
+    """table.json, table.md, table.tex and table.csv."""
+    made = {"command": command}
+    write_atomically(out / "table.json", json.dumps(comparison.to_json() | made, indent=1).encode())
+    write_atomically(out / "table.md", f"{comparison.to_markdown()}\nMade by `{command}`.\n".encode())
+    write_atomically(out / "table.tex", comparison.to_latex(command).encode())
+    write_atomically(out / "table.csv", comparison.to_csv().encode())
+
+
+def open_study(study: StudyPlan, out: Path, *, resume: bool) -> list[Cell]:
     """Write the study's index, or find it there; gives every run its folder."""
     index = out / "study.json"
     if index.exists() and not resume:
@@ -125,7 +195,7 @@ def open_study(study: Study, out: Path, *, resume: bool) -> list[Cell]:
     if not index.exists():
         _make(out)
         write_atomically(index, dump(study.to_json()).encode())
-    return [Cell(label, e, out / _path(label, e)) for label, e in study.cells]
+    return study.placed(out)
 
 
 def _make(out: Path) -> None:
@@ -136,4 +206,5 @@ def _make(out: Path) -> None:
 
 
 def _path(label: str, experiment: Experiment) -> Path:
-    return Path("runs") / f"{label}-seed{experiment.seed}"
+    folder = re.sub(r"[^\w.+-]+", "_", label)  # a label may be anything, a folder's name may not
+    return Path("runs") / f"{folder}-seed{experiment.seed}"

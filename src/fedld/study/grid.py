@@ -1,24 +1,35 @@
 """Grids of runs: each run single-threaded in one process, as many at a time as there are cores.
 
 A run does not depend on the number of workers, so running whole runs side by side gives the same results
-as one run on all cores, and nobody waits at the end of a round.
+as one run on all cores, and nobody waits at the end of a round. Processes live as long as the grid: nothing
+is imported again for a run.
 """
 
+import math
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+import signal
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from fedld.config.experiment import Experiment
+from fedld.config.own import stays_here
 from fedld.engine import loop
-from fedld.engine.experiment import Experiment
-from fedld.engine.processes import end_with_parent, one_thread, processes, tune_process
-from fedld.engine.records import Line
-from fedld.engine.setup import LOCAL, Engine
-from fedld.errors import FedLDError
+from fedld.engine.backends.processes import end_with_parent, one_thread, processes, tune_process
+from fedld.errors import FedLDError, Interrupted
+from fedld.records.schema import Event, Summary
+
+
+class OtherSettings(FedLDError):  # noqa: N818 (reads as what is wrong)
+    """A run that is to be continued was begun with other settings."""
+
+
+STOPPED = "stopped; what is finished is kept: continue with the same command and --resume"
 
 
 @dataclass(frozen=True)
@@ -30,42 +41,98 @@ class Cell:
     path: Path
 
 
-def run_cell(cell: Cell, progress: Callable[[Line], None], engine: Engine = LOCAL) -> Line:
+def run_cell(
+    cell: Cell, progress: Callable[[Event], None], callbacks: Sequence[loop.Callback] = ()
+) -> Summary:
     """Run a cell, continue it, or give the summary of a finished one."""
     if (cell.path / "config.toml").exists():
         if (cell.path / "config.toml").read_text() != cell.experiment.to_toml():
-            raise FedLDError(f"'{cell.path}' holds a run with other settings: choose another --out")
-        return loop.resume(cell.path, progress=progress, engine=engine)
-    return loop.run(cell.experiment, cell.path, progress=progress, engine=engine)
+            raise OtherSettings(f"'{cell.path}' holds a run with other settings: choose another --out")
+        return loop.resume(cell.path, progress=progress, own=cell.experiment.own, callbacks=callbacks)
+    return loop.run(cell.experiment, cell.path, progress=progress, callbacks=callbacks)
 
 
-def run_grid(cells: Sequence[Cell], *, jobs: int | None, progress: Callable[[Line], None]) -> list[Line]:
-    """Summaries of all cells, in order; finished ones are not run again."""
+def run_grid(cells: Sequence[Cell], *, jobs: int | None, progress: Callable[[Event], None]) -> list[Summary]:
+    """Summaries of all cells, in order; finished ones are not run again.
+
+    Cells with values that cannot go to other processes are run here, one after the other.
+    """
+    if jobs != 0 and (why := _stays_here(cells, asked=jobs is not None)):
+        warnings.warn(f"{why}: the runs stay in this process", stacklevel=2)
+        jobs = 0
+    if jobs == 0:
+        try:
+            return [run_cell(cell, _teller(cell, progress)) for cell in cells]
+        except Interrupted:
+            raise Interrupted(STOPPED) from None
     context: Any = processes()
     jobs = min(jobs or os.cpu_count() or 1, len(cells))
     events: Any = context.Queue()
     listener = Thread(target=_listen, args=(events, progress), daemon=True)
     listener.start()
     with one_thread(), ProcessPoolExecutor(jobs, context, _begin, (events,)) as pool:
-        futures = [pool.submit(_work, cell) for cell in cells]
         try:
-            _wait(futures)
+            summaries = _longest_first(cells, jobs, lambda cell: pool.submit(_work, cell))
         except BrokenProcessPool:
             raise FedLDError("a run's process died; continue with the same command and --resume") from None
-        except BaseException:
+        except BaseException as error:
             for process in (pool._processes or {}).values():
                 process.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
+            if isinstance(error, KeyboardInterrupt):
+                raise Interrupted(STOPPED) from None
             raise
         finally:
             events.put(None)
     listener.join()
-    return [future.result() for future in futures]
+    return summaries
 
 
-def _wait(futures: list[Future[Line]]) -> None:
-    for future in as_completed(futures):
-        future.result()
+def _longest_first(
+    cells: Sequence[Cell], jobs: int, submit: Callable[[Cell], Future[Summary]]
+) -> list[Summary]:
+    """Keep `jobs` cells running, so that the last ones to end are short ones."""
+    summaries: dict[int, Summary] = {}
+    running: dict[Future[Summary], int] = {}
+    durations = Durations()
+    while len(summaries) < len(cells):
+        for _ in range(min(jobs, len(cells) - len(summaries)) - len(running)):
+            waiting = set(range(len(cells))) - summaries.keys() - set(running.values())
+            chosen = durations.next_of({i: cells[i] for i in sorted(waiting)})
+            running[submit(cells[chosen])] = chosen
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            index = running.pop(future)
+            summaries[index] = future.result()
+            durations.learn(cells[index], summaries[index])
+    return [summaries[i] for i in range(len(cells))]
+
+
+class Durations:
+    """How long a round takes, learnt from the runs that are done: other seeds of a method take as long."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[str, ...], float] = {}
+        self._begun: set[tuple[str, ...]] = set()
+
+    def next_of(self, cells: Mapping[int, Cell]) -> int:
+        """The cell to run next: one of a kind that nobody has run yet, else the longest."""
+        chosen = max(cells, key=lambda i: self._expected(cells[i]))
+        self._begun.add(_kind(cells[chosen]))
+        return chosen
+
+    def _expected(self, cell: Cell) -> tuple[bool, float]:
+        """Whether the kind is new, and seconds; a kind whose first run is not done yet seems a long one."""
+        kind = _kind(cell)
+        return kind not in self._begun, self._seconds.get(kind, math.inf) * cell.experiment.rounds
+
+    def learn(self, cell: Cell, summary: Summary) -> None:
+        """Remember a run that is done."""
+        self._seconds[_kind(cell)] = summary["seconds"] / max(summary["rounds"], 1)
+
+
+def _kind(cell: Cell) -> tuple[str, ...]:
+    """What runs that take equally long per round have in common."""
+    return cell.label, cell.experiment.dataset, cell.experiment.model
 
 
 _events: Any = None
@@ -74,14 +141,25 @@ _events: Any = None
 def _begin(events: Any) -> None:
     global _events
     _events = events
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the study's to answer
     end_with_parent()
     tune_process()
 
 
-def _work(cell: Cell) -> Line:
-    return run_cell(cell, lambda line: _events.put({**line, "run": cell.path.name}))
+def _work(cell: Cell) -> Summary:
+    return run_cell(cell, _teller(cell, _events.put))
 
 
-def _listen(events: Any, progress: Callable[[Line], None]) -> None:
+def _teller(cell: Cell, progress: Callable[[Event], None]) -> Callable[[Event], None]:
+    """Events under the name of their run."""
+    return lambda line: progress({**line, "run": cell.path.name})
+
+
+def _stays_here(cells: Sequence[Cell], asked: bool) -> str | None:
+    found = (stays_here(cell.experiment.own, asked) for cell in cells)
+    return next((why for why in found if why), None)
+
+
+def _listen(events: Any, progress: Callable[[Event], None]) -> None:
     while (line := events.get()) is not None:
         progress(line)

@@ -9,16 +9,21 @@ from rich.table import Table
 from rich.text import Text
 
 from fedld.data import Federation
+from fedld.data.table import Table as Images
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 COLOURS = ("#3b6fb6", "#e08a2e", "#4a9d6f", "#b8487a", "#7b62b3", "#8a8a3c", "#4aa3b5", "#a65f3d")
 SHOWN = 8
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def partition_text(federation: Federation, width: int = 48) -> Group:
-    """Bars of label counts for the terminal."""
+def partition_text(federation: Federation, width: int = 48, *, colour: bool = True) -> Group:
+    """Bars of label counts for the terminal, and what is to be known of the partition.
+
+    Without `colour` (a file, a pipe) each class has a letter of its own.
+    """
     counts = federation.label_counts()
     table = Table(
         title=f"{federation.name}: {len(federation.clients)} clients, {len(federation.test)} test images"
@@ -28,12 +33,17 @@ def partition_text(federation: Federation, width: int = 48) -> Group:
     for client, row in zip(federation.clients, counts, strict=True):
         bar = Text()
         for k, count in enumerate(row):
-            bar.append("█" * round(width * count / counts.sum(1).max()), style=COLOURS[k % len(COLOURS)])
+            length = round(width * count / counts.sum(1).max())
+            bar.append(_mark(k, colour) * length, style=COLOURS[k % len(COLOURS)])
         table.add_row(Text(client.name), str(int(row.sum())), bar)
     legend = Text("labels: ")
     for k, name in enumerate(federation.classes):
-        legend.append(f"█ {name}  ", style=COLOURS[k % len(COLOURS)])
-    return Group(table, legend)
+        legend.append(f"{_mark(k, colour)} {name}  ", style=COLOURS[k % len(COLOURS)])
+    return Group(table, legend, *(Text(f"note: {note}") for note in federation.notes))
+
+
+def _mark(number: int, colour: bool) -> str:
+    return "█" if colour else LETTERS[number % len(LETTERS)]
 
 
 def partition_png(federation: Federation, path: Path) -> None:
@@ -56,6 +66,21 @@ def partition_png(federation: Federation, path: Path) -> None:
     images.imshow(_contact_sheet(federation, len(clients)), cmap="gray")
     images.set_anchor("SW")
     images.set_axis_off()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def contact_sheet(table: Images, path: Path) -> None:
+    """A site's images as it would train on them, a row per class: is this what was meant?"""
+    images = np.load(table.folder / "images.npy", mmap_mode="r", allow_pickle=False)
+    rows = [np.flatnonzero((table.labels == k) & (table.split != "")) for k in range(len(table.classes))]
+    figure, axes = plt.subplots(len(rows), 1, figsize=(SHOWN, 1.4 * len(rows)), squeeze=False, layout="tight")
+    for axis, name, found in zip(axes[:, 0], table.classes, rows, strict=True):
+        chosen = found[np.linspace(0, len(found) - 1, SHOWN).astype(int)] if len(found) else found
+        axis.set_title(f"{name}: {len(found)} images", loc="left", fontsize=9)
+        axis.set_axis_off()
+        if len(chosen):
+            axis.imshow(np.concatenate(list(images[chosen]), axis=1), cmap="gray", vmin=0, vmax=255)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

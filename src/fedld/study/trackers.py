@@ -5,14 +5,14 @@ only when asked for. Nothing is sent anywhere: a tracker writes files, and its o
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedld.engine.records import Line
 from fedld.errors import FedLDError, nearest
+from fedld.records.reader import Run, read
+from fedld.records.schema import Config, Event
 from fedld.study.report.tables import flatten
-from fedld.study.runs import Run, read
 
 Scalars = dict[str, float]
 
@@ -101,17 +101,17 @@ TRACKERS: dict[str, Callable[[Path, str, dict[str, str]], Tracker]] = {
 }
 
 
-def make_tracker(tracker: str, out: Path, name: str, config: Line) -> Tracker:
+def make_tracker(tracker: str, out: Path, name: str, config: Config) -> Tracker:
     """A tracker for one run."""
     if tracker not in TRACKERS:
         raise FedLDError(f"unknown tracker '{tracker}': {nearest(tracker, list(TRACKERS))}")
     return TRACKERS[tracker](out, name, flatten(config))
 
 
-def follow(tracker: Tracker) -> Callable[[Line], None]:
+def follow(tracker: Tracker) -> Callable[[Event], None]:
     """A progress callback that passes every round on, for `engine.loop.run(..., progress=...)`."""
 
-    def progress(event: Line) -> None:
+    def progress(event: Event) -> None:
         if event.get("event") == "round":
             tracker.log(event["round"], scalars(event))
 
@@ -129,7 +129,7 @@ def replay(paths: Sequence[Path], tracker: str, out: Path) -> None:
             made.close()
 
 
-def scalars(line: Line) -> Scalars:
+def scalars(line: Mapping[str, object]) -> Scalars:
     """The numbers of a round.
 
     >>> scalars({"round": 3, "accuracy": 0.5, "auroc": None, "excluded": {}})

@@ -2,60 +2,59 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from fedld.aggregation import Principal
-from fedld.data import Federation
+from fedld.config.experiment import Experiment, assign, make_experiment
+from fedld.config.resolve import describe_objective, make_method
 from fedld.engine import loop
-from fedld.engine.experiment import Experiment, describe_objective, make_experiment
-from fedld.engine.records import write_atomically
-from fedld.engine.setup import Local
 from fedld.errors import FedLDError, nearest
+from fedld.records.writer import write_atomically
 from fedld.registry import options_of
-from fedld.study.grid import Cell, run_cell
+from fedld.study.grid import Cell, OtherSettings, run_cell
 
 Settings = dict[str, Any]
+Value = float | int | bool | str
+HOLD_OUT = 0.2
+"""Share of the training images that a search is judged by, where the setting `hold_out` does not say."""
 
 
 @dataclass(frozen=True)
-class Dial:
-    """One number to search: between two ends, or among given values."""
+class SearchRange:
+    """One setting to search: between two ends, or among given values.
 
-    low: float
-    high: float
-    step: float | None = None  # None: searched on a logarithmic scale
-    values: tuple[float, ...] = ()
+    Whole numbers at both ends: only whole numbers are tried.
+    """
+
+    low: float = 0.0
+    high: float = 0.0
+    step: float | None = None
+    values: tuple[Value, ...] = ()
+
+    @property
+    def log(self) -> bool:
+        """Whether the search is on a logarithmic scale: the ends are far apart."""
+        return self.step is None and self.low > 0 and self.high >= 10 * self.low
 
 
-DIALS = {
-    "lr": Dial(0.001, 0.3),
-    "lam": Dial(0.001, 1.0),
-    "components": Dial(0.2, 1.0, step=0.2),
-    "mu": Dial(0.0001, 1.0),
+RANGES = {
+    "lr": SearchRange(0.001, 0.3),
+    "lam": SearchRange(0.001, 1.0),
+    "components": SearchRange(0.2, 1.0, step=0.2),
+    "mu": SearchRange(0.0001, 1.0),
 }
 
 
 @dataclass(frozen=True)
-class Validation(Local):
-    """This machine, with a part of every client's training images as the test set."""
-
-    fraction: float = 0.2
-
-    def federation(self, experiment: Experiment) -> Federation:
-        """The federation without its test set."""
-        return super().federation(experiment).hold_out(self.fraction, experiment.seed)
-
-
-@dataclass(frozen=True)
-class Trial:
+class TuningTrial:
     """One choice and its accuracy on the validation images, mean of the last five rounds and of the seeds."""
 
     number: int
-    values: dict[str, float]
+    values: dict[str, Value]
     accuracy: float | None
     seconds: float
     error: str | None = None
@@ -66,11 +65,11 @@ class Tuned:
     """The best choice and all others."""
 
     command: str
-    fraction: float
+    hold_out: float
     seeds: list[int]
     experiment: Experiment
-    best: Trial
-    trials: list[Trial]
+    best: TuningTrial
+    trials: list[TuningTrial]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -78,48 +77,65 @@ class Tuned:
 
     def to_toml(self) -> str:
         """The recommended experiment."""
-        found = ", ".join(f"{name} = {value:.4g}" for name, value in self.best.values.items())
+        found = ", ".join(f"{name} = {shown(value)}" for name, value in self.best.values.items())
         return (
-            f"# Made by: {self.command}\n# Best of {len(self.trials)} trials on {self.fraction:.0%} of the "
+            f"# Made by: {self.command}\n# Best of {len(self.trials)} trials on {self.hold_out:.0%} of the "
             f"clients' training images: {found}\n"
             f"# Validation accuracy {self.best.accuracy:.4f}, seeds {self.seeds}\n"
             + self.experiment.to_toml()
         )
 
 
-def dials_of(settings: Settings, only: Sequence[str] | None = None) -> dict[str, Dial]:
+def shown(value: Value) -> str:
+    """A value in a few characters."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def ranges_of(settings: Settings, only: Sequence[str] | None = None) -> dict[str, SearchRange]:
     """The numbers that the method has, or those of them that are asked for."""
-    method = make_experiment(settings).make_method()
+    method = make_method(make_experiment(settings))
     has = {
         "lr": True,
         "lam": hasattr(method.objective, "lam"),
         "components": isinstance(method.rule, Principal),
         "mu": "mu" in options_of(method),
     }
-    names = [name for name in DIALS if has[name]]
+    names = [name for name in RANGES if has[name]]
     for name in only or []:
         if name not in names:
             raise FedLDError(f"there is no '{name}' to tune in this method: {nearest(name, names)}")
-    return {name: DIALS[name] for name in only or names}
+    return {name: RANGES[name] for name in only or names}
 
 
-def apply(settings: Settings, values: dict[str, float]) -> Settings:
-    """Settings with the values put where they belong.
+def check_ranges(settings: Settings, ranges: Mapping[str, SearchRange]) -> None:
+    """Refuse what cannot be searched: names and values that no experiment has."""
+    short = [name for name in ranges if name in RANGES]
+    if short:
+        ranges_of(settings, short)
+    for name, span in ranges.items():
+        if not span.values and not span.low < span.high:
+            raise FedLDError(f"the range of '{name}' is {span.low} to {span.high}: nothing lies between")
+        for value in span.values or (span.low, span.high):
+            make_experiment(apply(settings, {name: value}))
+
+
+def apply(settings: Settings, values: Mapping[str, Value]) -> Settings:
+    """Settings with the values put where they belong: short names, or any setting as in `--set`.
 
     >>> apply({"method": "fedld"}, {"lr": 0.1, "lam": 0.5})
     {'method': 'fedld', 'lr': 0.1, 'objective': {'name': 'marg-log', 'lam': 0.5}}
     """
-    method, result = make_experiment(settings).make_method(), dict(settings)
-    if "lr" in values:
-        result["lr"] = values["lr"]
+    method, result = make_method(make_experiment(settings)), dict(settings)
+    for name, value in values.items():
+        if name == "lr" or name not in RANGES:
+            result = assign(result, name, value)
     if "lam" in values:
         result["objective"] = describe_objective(method.objective, lam=values["lam"])
     if "components" in values:
         options = {key: value for key, value in asdict(method.rule).items() if value is not None}
         result["rule"] = {"name": method.rule.name, **options, "components": values["components"]}
     if "mu" in values:
-        part = settings["method"]
-        result["method"] = {**({"name": part} if isinstance(part, str) else part), "mu": values["mu"]}
+        result = assign(result, "method.mu", values["mu"])
     return result
 
 
@@ -130,30 +146,37 @@ def tune(
     minutes: float,
     trials: int | None = None,
     seeds: Sequence[int] = (0,),
-    fraction: float = 0.2,
     only: Sequence[str] | None = None,
-    grid: dict[str, tuple[float, ...]] | None = None,
+    grid: Mapping[str, tuple[Value, ...]] | None = None,
+    ranges: Mapping[str, SearchRange] | None = None,
     resume: bool = False,
     command: str = "",
-    progress: Callable[[Trial], None] = lambda trial: None,
+    progress: Callable[[TuningTrial], None] = lambda trial: None,
 ) -> Tuned:
     """Search until the minutes (or trials) are spent; write tune.json and tuned.toml.
 
     The first trial is the settings as they are, so the recommendation is never worse than them on the
-    validation images. With a `grid`, the trials are all its combinations and nothing else. The search is
-    seeded, so a resumed one asks the same questions again and finds the answers of its finished trials.
+    validation images. With a `grid`, the trials are all its combinations and no others; with `ranges`, these
+    are searched and no others. Both may name any setting, as `--set` does. The search is seeded, so a
+    resumed one asks the same questions again and finds the answers of its finished trials.
     """
     optuna = _optuna()
-    dials, done = dials_of(settings, list(grid) if grid else only), []
+    hold_out = settings.get("hold_out", HOLD_OUT)
+    settings = {key: value for key, value in settings.items() if key != "hold_out"}
+    held = settings | {"hold_out": hold_out}
+    done: list[TuningTrial] = []
+    if grid:
+        ranges = {name: SearchRange(values=values) for name, values in grid.items()}
+    if ranges is None:
+        ranges = ranges_of(settings, only)
+    check_ranges(settings, ranges)
     if (out / "trials").exists() and not resume:
         raise FedLDError(f"'{out}' already holds a search: choose another --out, or finish it with --resume")
-    if grid:
-        dials = {name: replace(dials[name], values=values) for name, values in grid.items()}
 
     def objective(choice: Any) -> float:
         asked = grid or choice.number
-        values = {name: _suggest(choice, name, dial) for name, dial in dials.items()} if asked else {}
-        trial = _try(apply(settings, values), values, choice.number, out / "trials", seeds, fraction)
+        values = {name: _suggest(choice, name, span) for name, span in ranges.items()} if asked else {}
+        trial = _try(apply(held, values), values, choice.number, out / "trials", seeds)
         done.append(trial)
         progress(trial)
         if trial.accuracy is None:
@@ -169,33 +192,38 @@ def tune(
         raise FedLDError(f"no trial finished; the first one failed: {done[0].error}")
     best = max(good, key=lambda trial: trial.accuracy or 0.0)
     recommended = make_experiment(apply(settings, best.values))
-    tuned = Tuned(command, fraction, list(seeds), recommended, best, done)
+    tuned = Tuned(command, hold_out, list(seeds), recommended, best, done)
     write_atomically(out / "tune.json", json.dumps(tuned.to_json(), indent=1).encode())
     write_atomically(out / "tuned.toml", tuned.to_toml().encode())
     return tuned
 
 
 def _try(
-    settings: Settings, values: dict[str, float], number: int, folder: Path, seeds: Sequence[int], part: float
-) -> Trial:
+    settings: Settings, values: dict[str, Value], number: int, folder: Path, seeds: Sequence[int]
+) -> TuningTrial:
     """One choice with every seed; what diverges has no accuracy."""
     start = time.perf_counter()
     accuracies: list[float] = []
     for seed in seeds:
         cell = Cell("trial", make_experiment(settings | {"seed": seed}), folder / f"{number:03d}-seed{seed}")
         try:
-            summary = run_cell(cell, loop.quiet, Validation(part))
+            summary = run_cell(cell, loop.quiet)
+        except OtherSettings:
+            raise
         except FedLDError as error:
-            return Trial(number, values, None, time.perf_counter() - start, str(error))
-        key = "last5_accuracy" if "last5_accuracy" in summary else "personal_last5_accuracy"
-        accuracies.append(summary[key])
-    return Trial(number, values, fmean(accuracies), time.perf_counter() - start)
+            return TuningTrial(number, values, None, time.perf_counter() - start, str(error))
+        personal = "last5_accuracy" not in summary
+        accuracies.append(summary["personal_last5_accuracy" if personal else "last5_accuracy"])
+    return TuningTrial(number, values, fmean(accuracies), time.perf_counter() - start)
 
 
-def _suggest(choice: Any, name: str, dial: Dial) -> float:
-    if dial.values:
-        return float(choice.suggest_categorical(name, dial.values))
-    return float(choice.suggest_float(name, dial.low, dial.high, step=dial.step, log=dial.step is None))
+def _suggest(choice: Any, name: str, span: SearchRange) -> Value:
+    if span.values:
+        value: Value = choice.suggest_categorical(name, span.values)
+        return value
+    if isinstance(span.low, int) and isinstance(span.high, int):
+        return int(choice.suggest_int(name, span.low, span.high, log=span.log))
+    return float(choice.suggest_float(name, span.low, span.high, step=span.step, log=span.log))
 
 
 def _optuna() -> Any:

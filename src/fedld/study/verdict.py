@@ -1,179 +1,286 @@
-"""Which method won, by how much, whether that is more than chance, and which loss term explains it."""
+"""A comparison in words: what happened to every method, what to beware of, and a page's questions."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
+from fedld.analysis.diagnosis.evidence import listing
+from fedld.analysis.participation import Participation
+from fedld.records.reader import clean
+from fedld.study.accounts import MEANING, Explanation
+from fedld.study.measures import client_accuracies
 
-from fedld.analysis.statistics import PairedDifference, holm, paired_difference
-from fedld.methods import METHODS
-from fedld.study.runs import Run, number
+if TYPE_CHECKING:
+    from fedld.study.comparison import Comparison, Standing
 
-LEVEL = 0.05
-TERMS = ("local", "shift", "aggregation")
-MEANING = {
-    "local": "how well clients fit their own data",
-    "shift": "how badly a client's model does on the others' data",
-    "aggregation": "what merging the models costs",
-}
+FEW = 5  # seeds below which a difference deserves a warning
 
 
 @dataclass(frozen=True)
-class Standing:
-    """One method: final accuracy of the global model for every seed, in percent, against the baseline's."""
+class PageAnswer:
+    """A question, its answer in a few words, and the evidence."""
 
-    label: str
-    accuracy: dict[int, float]
-    difference: PairedDifference | None
-    p_value: float | None  # Holm's, over all methods of the comparison
-    reference: bool = False  # a bound such as `central`: it is compared, but cannot win
-
-    @property
-    def mean(self) -> float:
-        """Mean over seeds."""
-        return float(np.mean(list(self.accuracy.values()))) if self.accuracy else float("nan")
-
-    @property
-    def sd(self) -> float | None:
-        """Spread over seeds."""
-        return float(np.std(list(self.accuracy.values()), ddof=1)) if len(self.accuracy) > 1 else None
-
-    @property
-    def significant(self) -> bool | None:
-        """Whether Holm's p is below 5 %; None where it cannot be tested."""
-        return None if self.p_value is None else self.p_value < LEVEL
+    question: str
+    answer: str
+    detail: str
+    tone: str = "plain"  # plain, good, unsure
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """Winner minus rival in every term of Eq. 2, mean over paired seeds; negative is better."""
+def signed(value: float, digits: int = 2) -> str:
+    """A difference with its sign, typeset.
 
-    round: int
-    seeds: int
-    terms: dict[str, float]
-    intervals: dict[str, tuple[float, float] | None]
-
-    @property
-    def total(self) -> float:
-        """Difference of L(w): the terms add up to it."""
-        return sum(self.terms.values())
-
-    @property
-    def clear(self) -> bool:
-        """Whether the interval of that term excludes 0; one seed has no interval and cannot say."""
-        interval = self.intervals[self.term]
-        return interval is not None and (interval[0] > 0 or interval[1] < 0)
-
-    @property
-    def term(self) -> str:
-        """The term with the largest part in the total's direction."""
-        return min(self.terms, key=lambda name: self.terms[name] * (1 if self.total <= 0 else -1))
+    >>> signed(-0.5), signed(0.125, 3), signed(-0.001)
+    ('−0.50', '+0.125', '0.00')
+    """
+    text = f"{value:+.{digits}f}"
+    return text[1:] if not float(text) else text.replace("-", "−")
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The comparison in one value."""
-
-    round: int
-    baseline: str
-    standings: list[Standing]  # best first, references last
-    rival: str | None  # the baseline; where that won, the next best
-    explanation: Explanation | None
-
-    @property
-    def winner(self) -> Standing:
-        """The federated method with the highest accuracy over the seeds it shares with the baseline."""
-        return self.standings[0]
-
-    @property
-    def decisive(self) -> Standing | None:
-        """The paired test that decides: the winner's, or the rival's where the baseline won."""
-        label = self.rival if self.winner.label == self.baseline else self.winner.label
-        return next((s for s in self.standings if s.label == label and s.difference), None)
-
-
-def judge(runs: list[Run], baseline: str | None) -> Verdict | None:
-    """Compare methods; None if no run has an accuracy yet."""
-    at, compared = _comparable(runs)
-    accuracy = _accuracies(compared, at)
-    if not accuracy:
-        return None
-    if baseline not in accuracy:
-        baseline = "fedavg" if "fedavg" in accuracy else next(iter(accuracy))
-    bounds = {run.label for run in compared if _is_reference(run)}
-    standings = [replace(s, reference=s.label in bounds) for s in _standings(accuracy, baseline)]
-    standings.sort(key=lambda s: (s.reference, -_lead(s, baseline)))
-    tested = [s.label for s in standings if s.difference]
-    rival = baseline if standings[0].label != baseline else next(iter(tested), None)
-    explanation = explain(compared, standings[0].label, rival) if rival else None
-    return Verdict(at, baseline, standings, rival, explanation)
+def headline(comparison: "Comparison") -> str:
+    """One sentence that says what happened to every method named."""
+    winner, test, shown = comparison.winner, comparison.decisive, comparison.shown
+    if winner is None:
+        return f"no method has a global model whose {shown.name} could be compared"
+    mean = winner.mean(comparison.primary)
+    if test is None or test.difference is None or comparison.rival is None:
+        value = "" if mean is None else f": {shown.format(mean)} {shown.name}"
+        return f"{winner.label}{value} after round {comparison.round}"
+    first = _lead(comparison, winner, test)
+    told = {winner.label, comparison.rival, comparison.baseline}
+    rest = [s for s in comparison.ranked if s.label not in told and not s.reference]
+    clauses = [f"{s.label} is {_place(comparison, s)}" for s in rest]
+    clauses += [
+        f"for reference, {s.label} is {_place(comparison, s)}" for s in comparison.ranked if s.reference
+    ]
+    alone = [s.label for s in comparison.standings if comparison.primary not in s.values]
+    clauses += [f"{', '.join(alone)} train{'s' if len(alone) == 1 else ''} no global model"] if alone else []
+    against = f" (all against {comparison.baseline})" if len(rest) > 1 else ""
+    return "; ".join([first, *clauses]) + against
 
 
-def _is_reference(run: Run) -> bool:
-    """Whether the run's method is a bound and not a way to train a federation."""
-    method = run.config.get("method")
-    name = method.get("name") if isinstance(method, dict) else method
-    return name in METHODS and METHODS[name].card.paper == "reference"
+def _lead(comparison: "Comparison", winner: "Standing", test: "Standing") -> str:
+    """The winner against its rival, with what speaks against it."""
+    assert test.difference is not None
+    size = abs(test.difference.mean)
+    if _level(comparison, size):
+        return f"{winner.label} and {comparison.rival} are level"
+    verb = "beats" if test.significant else "is ahead of"
+    tail = {True: "", False: ", but not significantly", None: " with a single seed"}[test.significant]
+    measure = "" if comparison.primary == "accuracy" else f" of {comparison.shown.name}"
+    lead = f"{winner.label} {verb} {comparison.rival} by {_amount(comparison, size)}{measure}{tail}"
+    return lead + _but(comparison, worse_in(comparison))
 
 
-def _lead(standing: Standing, baseline: str) -> float:
-    """What methods are ranked by: the paired difference, since means over other seeds are not comparable."""
-    if standing.difference is not None:
-        return standing.difference.mean
-    return 0.0 if standing.label == baseline else float("-inf")
+def _place(comparison: "Comparison", standing: "Standing") -> str:
+    """Where a method stands against the baseline."""
+    d = standing.difference
+    if d is None:
+        return f"not comparable: it shares no seed with {comparison.baseline}"
+    if _level(comparison, d.mean):
+        return f"level with {comparison.baseline}"
+    side = "ahead" if d.mean * comparison.shown.better > 0 else "behind"
+    sure = {True: "", False: " (not significant)", None: ""}[standing.significant]
+    return f"{_amount(comparison, abs(d.mean))} {side}{sure}"
 
 
-def _comparable(runs: list[Run]) -> tuple[int, list[Run]]:
-    """Finished runs; if fewer than two methods have finished, all of them at the last round they share."""
-    finished = [run for run in runs if run.finished and run.rounds.lines]
-    if len({run.label for run in finished}) < min(2, len({run.label for run in runs})):
-        finished = [run for run in runs if any(np.isfinite(number(x, "accuracy")) for x in run.rounds.lines)]
-    last = [max(line["round"] for line in run.rounds.lines) for run in finished]
-    return min(last, default=0), finished
+def _level(comparison: "Comparison", difference: float) -> bool:
+    return round(abs(difference), comparison.shown.digits) == 0
 
 
-def _accuracies(runs: list[Run], at: int) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = {}
-    for run in runs:
-        series = [100 * number(line, "accuracy") for line in run.rounds.lines if line["round"] <= at]
-        finite = [value for value in series if np.isfinite(value)]
-        if finite:
-            found.setdefault(run.label, {})[run.seed] = finite[-1]
+def _amount(comparison: "Comparison", size: float) -> str:
+    return f"{size:.{comparison.shown.digits}f}{comparison.shown.points}"
+
+
+def worse_in(comparison: "Comparison") -> dict[str, float]:
+    """Measures in which the winner is worse than its rival: mean paired differences, against the winner."""
+    winner, test = comparison.winner, comparison.decisive
+    if winner is None or test is None or comparison.rival is None:
+        return {}
+    sign = 1 if winner.label != comparison.baseline else -1
+    found = {
+        name: sign * d.mean
+        for name, d in test.differences.items()
+        if name not in ("worst_client", "ece") and name != comparison.primary
+    }
+    shown = comparison.measures
+    return {
+        name: value
+        for name, value in found.items()
+        if round(value * shown[name].better, shown[name].digits) < 0
+    }
+
+
+def _but(comparison: "Comparison", worse: dict[str, float]) -> str:
+    shown = comparison.measures
+    parts = [f"{shown[name].name} ({signed(v, shown[name].digits)})" for name, v in worse.items()]
+    return f", yet is worse in {_listed(parts)}" if parts else ""
+
+
+def warnings(comparison: "Comparison") -> list[str]:
+    """Absences, classes that are never predicted, few seeds, a method that is another one."""
+    return [*_absent(comparison), *_never(comparison), *_seeds(comparison), *_same(comparison)]
+
+
+def _absent(comparison: "Comparison") -> list[str]:
+    """Who was missing in which run; the first three, then how many more."""
+    found = [
+        f"{run.label}, seed {run.seed}: {clean(one.sentence().rstrip('.'))}"
+        for run in comparison.runs
+        for one in Participation(run.clients.lines).absences
+    ]
+    return found[:3] + ([f"{len(found) - 3} more absences in these runs"] if len(found) > 3 else [])
+
+
+def _never(comparison: "Comparison") -> list[str]:
+    decisive = {comparison.baseline, comparison.winner.label if comparison.winner else ""}
+    decisive = decisive if len(comparison.standings) > 1 else set()
+    found = []
+    for s in comparison.standings:
+        if s.never:
+            classes = listing([f"'{name}'" for name in s.never])
+            seeds = f"in {max(s.never.values())} of {len(s.seeds)} seeds"
+            tail = ": the comparison rests on a model that has not learnt it" if s.label in decisive else ""
+            found.append(f"{s.label} never predicts {classes} ({seeds}){tail}")
     return found
 
 
-def _standings(accuracy: dict[str, dict[int, float]], baseline: str) -> list[Standing]:
-    base, tests = accuracy[baseline], {}
-    for label, values in accuracy.items():
-        seeds = sorted(values.keys() & base.keys())
-        if label != baseline and seeds:
-            tests[label] = paired_difference([values[s] for s in seeds], [base[s] for s in seeds])
-    adjusted = dict(zip(tests, holm([test.p_value for test in tests.values()]), strict=True))
+def _seeds(comparison: "Comparison") -> list[str]:
+    pairs = [s.difference.n for s in comparison.standings if s.difference is not None]
+    if not pairs or min(pairs) >= FEW:
+        return []
+    count = f"{min(pairs)} paired seed{'s' if min(pairs) > 1 else ''}"
+    return [f"{count}: take {FEW} or more before you believe a difference or its absence"]
+
+
+def _same(comparison: "Comparison") -> list[str]:
     return [
-        Standing(label, values, tests.get(label), adjusted.get(label)) for label, values in accuracy.items()
+        f"{s.label} is FedAvg here: the network has no BatchNorm that could stay with the clients"
+        for s in comparison.standings
+        if s.same_as_fedavg
     ]
 
 
-def explain(runs: list[Run], winner: str, rival: str) -> Explanation | None:
-    """Difference of the terms at the last round that both methods decomposed with the same seeds."""
-    ours, theirs = (
-        {run.seed: _terms(run) for run in runs if run.label == label} for label in (winner, rival)
+def answers(comparison: "Comparison") -> list[PageAnswer]:
+    """Which method won, by how much, is it significant, which loss term explains it."""
+    if len(comparison.standings) == 1:
+        return _of_one(comparison)
+    return [_who(comparison), _how_much(comparison), _sure(comparison), _why(comparison)]
+
+
+def _of_one(comparison: "Comparison") -> list[PageAnswer]:
+    """A single method was not compared: how good is it, how sure is that, who is served worst."""
+    (only,) = comparison.standings
+    mean = only.mean(comparison.primary)
+    value = "–" if mean is None else comparison.shown.format(mean)
+    shown = {name: one for name, one in comparison.measures.items() if name not in ("worst_client", "ece")}
+    means = {name: only.mean(name) for name in shown if name != comparison.primary}
+    told = [f"{shown[name].name} {shown[name].format(v)}" for name, v in means.items() if v is not None]
+    seeds = f"{len(only.seeds)} seed{'s' if len(only.seeds) > 1 else ''}"
+    found = [
+        PageAnswer(
+            "How good is it?",
+            value,
+            f"{comparison.shown.name} after round {comparison.round}, {seeds}; {', '.join(told)}",
+        )
+    ]
+    if (worst := only.mean("worst_client")) is not None and comparison.primary != "worst_client":
+        where = client_accuracies(comparison.runs[0])[1]
+        detail = f"the lowest accuracy of the global model at any client, on its {where}"
+        value = comparison.measures["worst_client"].format(worst)
+        found.append(PageAnswer("How is the worst client served?", value, detail))
+    if only.account.total is not None:
+        found.append(
+            PageAnswer("What does it lose, and where?", f"{only.account.total:.3f}", _terms_of(only))
+        )
+    return found
+
+
+def _terms_of(standing: "Standing") -> str:
+    a = standing.account
+    parts = [("local", a.local), ("shift", a.shift), ("aggregation", a.aggregation)]
+    return "global loss = " + ", ".join(f"{name} {signed(v, 3)}" for name, v in parts if v is not None)
+
+
+def _who(comparison: "Comparison") -> PageAnswer:
+    winner, question = comparison.winner, "Which method won?"
+    if winner is None:
+        return PageAnswer(question, "–", headline(comparison), "unsure")
+    shown = comparison.shown
+    places = [(s, s.mean(comparison.primary)) for s in comparison.ranked]
+    told = [(s, f"{s.label} {m:.{shown.digits}f}") for s, m in places if m is not None]
+    detail = (
+        f"{shown.name} after round {comparison.round}: {', '.join(t for s, t in told if not s.reference)}"
     )
-    seeds = [seed for seed in ours if ours[seed] and theirs.get(seed)]
-    shared = [set(ours[seed]) & set(theirs[seed]) for seed in seeds]
-    common = set.intersection(*shared) if shared else set()
-    if not common:
-        return None
-    at = max(common)
-    tests = {
-        term: paired_difference([ours[s][at][term] for s in seeds], [theirs[s][at][term] for s in seeds])
-        for term in TERMS
-    }
-    return Explanation(
-        at, len(seeds), {k: t.mean for k, t in tests.items()}, {k: t.interval for k, t in tests.items()}
+    bounds = [text for s, text in told if s.reference]
+    return PageAnswer(
+        question, winner.label, detail + (f"; for reference {', '.join(bounds)}" if bounds else "")
     )
 
 
-def _terms(run: Run) -> dict[int, dict[str, float]]:
-    """Signed terms of the decomposed rounds."""
-    found = {line["round"]: {t: number(line, f"{t}_loss") for t in TERMS} for line in run.rounds.lines}
-    return {r: terms for r, terms in found.items() if all(np.isfinite(x) for x in terms.values())}
+def _how_much(comparison: "Comparison") -> PageAnswer:
+    test, question = comparison.decisive, "By how much?"
+    if test is None or test.difference is None:
+        return PageAnswer(question, "–", "needs two methods with a seed in common", "unsure")
+    amount = _amount(comparison, abs(test.difference.mean))
+    worse = _but(comparison, worse_in(comparison)).removeprefix(", ")
+    detail = f"over {comparison.rival}, {_interval(comparison, test)}" + (f"; {worse}" if worse else "")
+    return PageAnswer(question, f"+{amount}", detail, "unsure" if worse else "plain")
+
+
+def _interval(comparison: "Comparison", test: "Standing") -> str:
+    assert test.difference is not None
+    if test.difference.interval is None:
+        return "from one seed: no interval"
+    low, high = test.difference.interval
+    if comparison.winner is not None and comparison.winner.label == comparison.baseline:
+        low, high = -high, -low
+    digits = comparison.shown.digits
+    return f"95 % interval {signed(low, digits)} to {signed(high, digits)}, {test.difference.n} paired seeds"
+
+
+def _sure(comparison: "Comparison") -> PageAnswer:
+    test, question = comparison.decisive, "Is it significant?"
+    if test is None or test.p_value is None:
+        return PageAnswer(
+            question, "Cannot say", "a test needs two methods and at least two paired seeds", "unsure"
+        )
+    tested = sum(s.p_value is not None for s in comparison.standings)
+    p = "< 0.001" if test.p_value < 0.001 else f"= {test.p_value:.3f}"
+    detail = f"paired t test, p {p} after Holm's correction for {tested} comparison(s)"
+    if test.difference is not None and (size := test.difference.effect_size) is not None:
+        detail += f"; effect size {abs(size):.1f} standard deviations of the difference"
+    return (
+        PageAnswer(question, "Yes", detail, "good")
+        if test.significant
+        else PageAnswer(question, "No", detail, "unsure")
+    )
+
+
+def _why(comparison: "Comparison") -> PageAnswer:
+    question, found = "Which loss term explains it?", comparison.explanation
+    if found is None or comparison.rival is None:
+        return PageAnswer(question, "Not measured", "run with --decompose 1 to measure the terms", "unsure")
+    if found.total > 0:
+        detail = (
+            f"the loss on clients' data is {found.total:.3f} higher than {comparison.rival}'s, so the gain "
+            f"does not come from a lower loss ({terms(found)})"
+        )
+        return PageAnswer(question, "None of them", detail, "unsure")
+    share, interval = found.terms[found.term], found.intervals[found.term]
+    if interval is not None and not found.clear:
+        detail = (
+            f"the largest part is {found.term} {signed(share, 3)}, but its 95 % interval is "
+            f"{signed(interval[0], 3)} to {signed(interval[1], 3)} ({terms(found)})"
+        )
+        return PageAnswer(question, "None clearly", detail, "unsure")
+    part = f"{signed(share, 3)} of {signed(found.total, 3)}"
+    detail = f"{MEANING[found.term]}: {part} against {comparison.rival} ({terms(found)})"
+    return PageAnswer(question, f"{found.term.capitalize()} loss", detail)
+
+
+def terms(found: Explanation) -> str:
+    """The three differences."""
+    return ", ".join(f"{name} {signed(value, 3)}" for name, value in found.terms.items())
+
+
+def _listed(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -14,9 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from fedld.errors import FedLDError
+from fedld.records.reader import read
 from fedld.study.report.build import build
 from fedld.study.report.page import render
-from fedld.study.runs import read
 
 LOOPBACK = "127.0.0.1"
 WATCHED = ("study.json", "config.toml", "rounds.jsonl", "summary.json")

@@ -6,11 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedld.records.schema import FILES, RecordFile
+
 GAIN = {"fedavg": 0.0, "fedprox": 0.003, "fedld": 0.02}
 
 
-def write_lines(path: Path, lines: list[dict]) -> None:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+def write_lines(folder: Path, file: RecordFile, lines: list[dict]) -> None:
+    """Only what the engine writes too: a field that is not in the schema is refused."""
+    for line in lines:
+        assert line.keys() <= file.line.__annotations__.keys()
+    (folder / file.name).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def terms(method: str, t: int, rounds: int, noise: float) -> dict[str, float]:
@@ -51,7 +56,6 @@ def _make_run(path: Path, method: str = "fedavg", seed: int = 0, **options) -> P
         line = {
             "round": t,
             "clients": clients,
-            "excluded": {},
             "update_norm": 0.3,
             "norm_ratio": 0.8 + 0.1 * random.normal(),
             "cosine_to_average": 0.9,
@@ -127,13 +131,8 @@ def _make_run(path: Path, method: str = "fedavg", seed: int = 0, **options) -> P
                 "standard_errors": None,
             }
         )
-    for name, content in (
-        ("rounds", lines),
-        ("clients", client_lines),
-        ("conflict", conflict),
-        ("cross_loss", cross),
-    ):
-        write_lines(path / f"{name}.jsonl", content)
+    for file, content in zip(FILES, (lines, client_lines, conflict, cross), strict=True):
+        write_lines(path, file, content)
     confusion = (np.eye(classes) * 400 + random.integers(20, 90, (classes, classes))).astype(int)
     confidence = np.linspace(0.5, 0.98, 10)
     predictions = {

@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 
 from fedld.errors import FedLDError
-from fedld.study.report import write_figures, write_report
+from fedld.records.reader import read
+from fedld.study.report import write_report
+from fedld.study.report.build import setting_title
+from fedld.study.report.chart import looks
 from fedld.study.report.matrices import encode
+from fedld.study.report.measured import measured_chart
+from fedld.study.report.participation import participation_chart
 from fedld.study.report.style import variables
 
 EVIL = '</script><script>alert(1)</script><img src=x onerror="alert(2)">$x^2$&amp;'
@@ -70,7 +75,8 @@ def test_damaged_records_cost_only_their_part(make_study, tmp_path):
         (run / "cross_loss.jsonl").write_text('{"round": 1, "clients": 3}\n{"round": 2}\nnonsense\n')
         (run / "conflict.jsonl").unlink()
         (run / "predictions.json").write_text("[]")
-        (run / "clients.jsonl").write_bytes(b"\xff\xfe{}\n" + b'{"round":1,"index":0,"label_counts":"x"}\n')
+        line = b'{"round":1,"index":0,"client":"a","label_counts":"x"}\n'
+        (run / "clients.jsonl").write_bytes(b"\xff\xfe{}\n" + line)
     write_report([path], tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
     assert "predictions.json is missing" in text
@@ -100,10 +106,9 @@ def test_an_empty_run_says_what_is_missing(tmp_path):
 def test_a_damaged_study_index_is_replaced_by_its_runs(make_study, tmp_path):
     path = make_study(tmp_path / "s", seeds=(0,))
     (path / "study.json").write_text("{")
-    write_report([path], tmp_path / "r.html")
-    text = (tmp_path / "r.html").read_text()
-    assert "study.json is damaged" in text
-    assert "is ahead of fedavg" in text
+    found = read([path])
+    assert any("study.json is damaged" in problem for problem in found.problems)
+    assert sorted(run.label for run in found.runs) == ["fedavg", "fedld", "fedprox"]
 
 
 def test_a_study_cannot_name_files_elsewhere(make_study, make_run, tmp_path):
@@ -112,10 +117,9 @@ def test_a_study_cannot_name_files_elsewhere(make_study, make_run, tmp_path):
     index = json.loads((path / "study.json").read_text())
     index["runs"][0]["path"] = "../other"
     (path / "study.json").write_text(json.dumps(index))
-    write_report([path], tmp_path / "r.html")
-    text = (tmp_path / "r.html").read_text()
-    assert "lies outside the study" in text
-    assert "secret" not in text
+    found = read([path])
+    assert any("lies outside the study" in problem for problem in found.problems)
+    assert "secret" not in {run.method for run in found.runs}
 
 
 def test_the_page_is_the_same_every_time(study, page, tmp_path):
@@ -123,22 +127,48 @@ def test_the_page_is_the_same_every_time(study, page, tmp_path):
     assert (tmp_path / "again.html").read_text() == page
 
 
-def test_figures_and_data_as_files(study, tmp_path):
-    write_figures([study], tmp_path / "figures")
-    names = {path.name for path in (tmp_path / "figures").iterdir()}
-    for chart in ("accuracy", "decomposition", "cross-loss", "cosine", "spectrum", "confusion", "labels"):
-        assert {f"{chart}.svg", f"{chart}.png", f"{chart}.csv"} <= names
-    rows = (tmp_path / "figures/decomposition.csv").read_text().splitlines()
-    assert rows[0] == "method,round,local,shift,aggregation,global"
-    values = [float(x) for x in rows[1].split(",")[2:]]
-    assert sum(values[:3]) == pytest.approx(values[3])
-    assert "var(--" not in (tmp_path / "figures/accuracy.svg").read_text()
+def test_who_was_missing_stands_at_the_top(make_run, tmp_path):
+    path = make_run(tmp_path / "r", rounds=4)
+    file = path / "clients.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        if line["index"] == 1 and line["round"] >= 3:
+            line["excluded"] = "no answer in time"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_report([path], tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    sentence = "site 2 is missing from round 3 on (2 of 4 rounds): no answer in time"
+    assert text.index(sentence) < text.index("How good is it?")
+    chart = participation_chart(read([path]).runs)
+    assert ("site 2", 3, "missing", "no answer in time") in chart.rows
+    assert ("site 2", 2, "took part", None) in chart.rows
 
 
-def test_a_client_named_like_a_formula_stays_text_in_csv(make_run, tmp_path):
-    path = make_run(tmp_path / "r", names=["=1+1", "b", "c", "d", "e"])
-    write_figures([path], tmp_path / "figures")
-    assert "\n'=1+1," in (tmp_path / "figures/labels.csv").read_text()
+def test_measured_steps_are_shown_round_by_round(make_run, tmp_path):
+    path = make_run(tmp_path / "r", rounds=2)
+    file = path / "conflict.jsonl"
+    trial = {
+        "rules": ["mean", "consensus"],
+        "lengths": [1.0, 2.0],
+        "losses": [0.5, 0.4],
+        "errors": [0.0, 0.1],
+    }
+    trial |= {"votes": {}, "left_out": {}, "fallback": None}
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for k, line in enumerate(lines):
+        line["trial"] = trial | {"chosen": k, "gain": 0.1 * k}
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    chart = measured_chart(read([path]).runs, looks(["fedavg"]))
+    assert chart.rows == [("fedavg", 1, "mean", 1.0, 0.0, None), ("fedavg", 2, "consensus", 2.0, 0.1, None)]
+    assert "another step than the average in 1 of 2 rounds" in chart.summary
+
+
+def test_a_site_count_is_that_of_the_data(make_run, tmp_path):
+    path = make_run(tmp_path / "r", clients=4)
+    (path / "config.toml").write_text(
+        (path / "config.toml").read_text().replace("clients = 4", "clients = 5")
+    )
+    assert "4 clients" in setting_title(read([path]).runs[0])
 
 
 def test_matrices_keep_three_digits():

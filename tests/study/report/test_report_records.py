@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from fedld.errors import FedLDError
-from fedld.study.load import load
+from fedld.frames import load
 from fedld.study.trackers import follow, make_tracker, replay
 
 polars = pytest.importorskip("polars", reason="polars is not installed: pip install 'fedld[analysis]'")

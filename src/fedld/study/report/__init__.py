@@ -1,31 +1,56 @@
 """The report: one self-contained page about a run, a study, or several of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from fedld.engine.records import write_atomically
 from fedld.errors import FedLDError
-from fedld.study.report.build import build
+from fedld.records.reader import StudyRecords, read
+from fedld.records.writer import write_atomically
+from fedld.study.measures import check_primary, further_measures
+from fedld.study.report.build import build, compare_groups
 from fedld.study.report.page import render
-from fedld.study.runs import read
 
-__all__ = ["write_figures", "write_report"]
+__all__ = ["write_comparisons", "write_figures", "write_report"]
 
 
-def write_report(paths: Sequence[Path], out: Path) -> None:
-    """Write the page of some runs and studies."""
-    study = read(paths)
-    page = render(study, build(study))
+def write_report(paths: Sequence[Path], out: Path, primary: str | None = None) -> None:
+    """Write the page of some runs and studies; `primary` is the measure that decides."""
+    study = _read(paths, primary)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, page.encode())
+        out.parent.mkdir(parents=True, exist_ok=True)  # before the drawing, which takes its time
+        write_atomically(out, render(study, build(study)).encode())
     except OSError as error:
         raise FedLDError(f"cannot write '{out}': {error.strerror}") from None
 
 
-def write_figures(paths: Sequence[Path], folder: Path) -> None:
-    """Write every figure as SVG and PNG, and its data as CSV; a folder each where settings differ."""
-    groups = build(read(paths))
+def write_comparisons(paths: Sequence[Path], folder: Path, format: str, primary: str | None = None) -> None:
+    """The table of every group of comparable runs: comparison.tex or comparison.csv."""
+    study = _read(paths, primary)
+    groups = [comparison for comparison, _ in compare_groups(study)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for k, comparison in enumerate(groups):
+            name = "comparison" if len(groups) == 1 else f"comparison-{k + 1}"
+            if format == "latex":
+                text = comparison.to_latex(study.command or "")
+                write_atomically(folder / f"{name}.tex", text.encode())
+            else:
+                write_atomically(folder / f"{name}.csv", comparison.to_csv().encode())
+    except OSError as error:
+        raise FedLDError(f"cannot write to '{folder}': {error.strerror}") from None
+
+
+def _read(paths: Sequence[Path], primary: str | None) -> StudyRecords:
+    study = read(paths)
+    if primary is None:
+        return study
+    return replace(study, primary=check_primary(primary, further_measures(study.runs)))
+
+
+def write_figures(paths: Sequence[Path], folder: Path, primary: str | None = None) -> None:
+    """Write every figure as SVG, PDF and PNG, and its data as CSV; a folder each where settings differ."""
+    groups = build(_read(paths, primary))
     try:
         for group in groups:
             for chart in group.charts():

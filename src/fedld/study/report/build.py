@@ -3,29 +3,35 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
+from fedld.analysis.diagnosis.gather import Shared, diagnose_all
 from fedld.errors import FedLDError
-from fedld.study.evidence import Shared, diagnose_all
+from fedld.records.reader import Run, StudyRecords, by_label, clean, number
+from fedld.records.schema import Measure
+from fedld.study.comparison import Comparison, compare_runs
 from fedld.study.report.chart import Chart, looks
 from fedld.study.report.clients import fairness_chart, labels_chart
 from fedld.study.report.comparison import difference_chart, explanation_chart
 from fedld.study.report.contributions import contributions_chart
-from fedld.study.report.curves import by_label, measure_chart, step_chart, traffic_chart
+from fedld.study.report.curves import MEASURES as CURVES
+from fedld.study.report.curves import measure_chart, step_chart, traffic_chart
 from fedld.study.report.matrices import cosine_chart, cross_loss_chart
+from fedld.study.report.measured import measured_chart
+from fedld.study.report.participation import participation_chart
 from fedld.study.report.quality import calibration_chart, confusion_chart
 from fedld.study.report.spectrum import spectrum_chart
 from fedld.study.report.tables import (
-    Table,
+    PageTable,
     comparison_table,
     cost_table,
     environment_table,
     paper_table,
     settings_table,
+    sites_table,
 )
 from fedld.study.report.terms import terms_chart
-from fedld.study.runs import Run, Study, clean
-from fedld.study.verdict import Verdict, judge
 
 TOP = (400, 250)  # the charts under the verdict
 log = logging.getLogger(__name__)
@@ -39,7 +45,7 @@ class Missing:
     why: str
 
 
-Block = Chart | Table | Missing
+PagePart = Chart | PageTable | Missing
 T = TypeVar("T")
 
 
@@ -49,7 +55,7 @@ class Section:
 
     key: str
     title: str
-    blocks: list[Block]
+    blocks: list[PagePart]
 
 
 @dataclass(frozen=True)
@@ -59,9 +65,9 @@ class Group:
     key: str
     title: str
     runs: list[Run]
-    verdict: Verdict | None
+    comparison: Comparison
     findings: list[Shared] | Missing
-    top: list[Block]
+    top: list[PagePart]
     sections: list[Section]
 
     @property
@@ -76,20 +82,22 @@ class Group:
                 yield block
 
 
-def build(study: Study) -> list[Group]:
+def build(study: StudyRecords) -> list[Group]:
     """One group for every setting."""
+    compared = compare_groups(study)
+    return [_group(f"group-{k + 1}", comparison, runs) for k, (comparison, runs) in enumerate(compared)]
+
+
+def compare_groups(study: StudyRecords) -> list[tuple[Comparison, list[Run]]]:
+    """The comparison of every setting, and all its runs, finished or not."""
     settings: dict[str, list[Run]] = {}
     for run in study.runs:
         settings.setdefault(run.setting, []).append(run)
     titles = [setting_title(runs[0]) for runs in settings.values()]
+    names = [t if titles.count(t) == 1 else f"{t} ({k + 1})" for k, t in enumerate(titles)]
     return [
-        _group(
-            f"group-{k + 1}",
-            titles[k] if titles.count(titles[k]) == 1 else f"{titles[k]} ({k + 1})",
-            runs,
-            study,
-        )
-        for k, runs in enumerate(settings.values())
+        (compare_runs(name, runs, study.baseline, study.primary), runs)
+        for name, runs in zip(names, settings.values(), strict=True)
     ]
 
 
@@ -99,34 +107,41 @@ def setting_title(run: Run) -> str:
     parts = [str(c.get("dataset", "unknown data"))]
     if c.get("split") is not None:
         parts.append(f"split {c['split']}")
-    if c.get("clients") is not None and c.get("split") is None:
-        parts.append(f"{c['clients']} clients")
+    # The records know how many clients there were; the setting does not where the data name their sites.
+    counted = number(run.summary.get("clients")) if run.summary else 0
+    count = int(counted) if counted > 0 else len(run.client_names) or c.get("clients")
+    if count is not None:
+        parts.append(f"{count} client{'s' if count != 1 else ''}")
     if str(c.get("partition", "")).startswith("dirichlet"):
         parts.append(f"alpha {c.get('alpha')}")
     return clean(", ".join([*parts, str(c.get("model", "unknown model")), f"{c.get('rounds', '?')} rounds"]))
 
 
-def _group(key: str, title: str, runs: list[Run], study: Study) -> Group:
+def _group(key: str, comparison: Comparison, runs: list[Run]) -> Group:
     styles = looks(list(by_label(runs)))
-    verdict = judge(runs, study.baseline)
+    curve: Measure = next((name for name in CURVES if name == comparison.primary), "accuracy")
+    others = [name for name in CURVES if name != curve]
     needs_rounds = "rounds.jsonl holds no measurement of it"
     needs_terms = "no round was decomposed: run with --decompose 1"
     needs_labels = "clients.jsonl holds no label counts"
     needs_gram = "conflict.jsonl holds no Gram matrix"
     needs_predictions = "predictions.json is missing: it is written when a run ends"
-    top: list[Block] = []
-    if verdict is not None:
-        top.append(_part("Difference", "needs two methods", lambda: difference_chart(verdict, styles)))
-    top.append(_part("Accuracy", needs_rounds, lambda: measure_chart(runs, "accuracy", styles, TOP)))
-    if verdict is not None and verdict.rival is not None:
-        top.append(_part("Which loss term explains it", needs_terms, lambda: _explain(verdict)))
+    top: list[PagePart] = []
+    absence = _part("Participation", "", lambda: participation_chart(runs))
+    if isinstance(absence, Chart):
+        top.append(absence)
+    if len(comparison.ranked) > 1:
+        top.append(_part("Difference", "needs two methods", lambda: difference_chart(comparison, styles)))
+    top.append(_part(CURVES[curve][0], needs_rounds, lambda: measure_chart(runs, curve, styles, TOP)))
+    if comparison.rival is not None:
+        top.append(_part("Which loss term explains it", needs_terms, lambda: _explain(comparison)))
     sections = [
         Section("comparison", "Comparison", [
-            comparison_table(runs, verdict, styles), paper_table(runs),
+            comparison_table(comparison, styles), paper_table(runs),
         ]),
-        Section("curves", "AUROC and loss", [
-            _part("AUROC", needs_rounds, lambda: measure_chart(runs, "auroc", styles)),
-            _part("Loss", needs_rounds, lambda: measure_chart(runs, "loss", styles)),
+        Section("curves", "Other measures over rounds", [
+            _part(CURVES[name][0], needs_rounds, partial(measure_chart, runs, name, styles))
+            for name in others
         ]),
         Section("decomposition", "Loss decomposition", [
             _part("Loss decomposition over rounds", needs_terms, lambda: terms_chart(runs)),
@@ -137,10 +152,12 @@ def _group(key: str, title: str, runs: list[Run], study: Study) -> Group:
             _part("Cosine between clients", needs_gram, lambda: cosine_chart(runs)),
             _part("Principal spectrum", needs_gram, lambda: spectrum_chart(runs)),
             _part("Server step", needs_rounds, lambda: step_chart(runs, styles)),
+            *filter(_is_chart, [_part("Steps", "", lambda: measured_chart(runs, styles))]),
         ]),
         Section("clients", "Clients", [
             _part("Labels of every client", needs_labels, lambda: labels_chart(runs)),
             _part("Accuracy of every client", needs_rounds, lambda: fairness_chart(runs, styles)),
+            *filter(_is_table, [_part("Sites", "", lambda: sites_table(runs))]),
         ]),
         Section("quality", "Errors and calibration", [
             _part("Confusion matrix", needs_predictions, lambda: confusion_chart(runs)),
@@ -153,13 +170,14 @@ def _group(key: str, title: str, runs: list[Run], study: Study) -> Group:
         Section("settings", "Settings", [settings_table(runs), environment_table(runs)]),
     ]  # fmt: skip
     findings = _part("Diagnosis", "", lambda: diagnose_all(runs))
-    return Group(key, title, runs, verdict, findings, top, _without_empty(sections))
+    return Group(key, comparison.title, runs, comparison, findings, top, _without_empty(sections))
 
 
-def _explain(verdict: Verdict) -> Chart | None:
-    if verdict.explanation is None or verdict.rival is None:
+def _explain(comparison: Comparison) -> Chart | None:
+    found = comparison.explanation
+    if found is None or comparison.rival is None or comparison.winner is None:
         return None
-    return explanation_chart(verdict.winner.label, verdict.rival, verdict.explanation)
+    return explanation_chart(comparison.winner.label, comparison.rival, found)
 
 
 def _part(title: str, why: str, make: Callable[[], T | None]) -> T | Missing:
@@ -177,5 +195,15 @@ def _without_empty(sections: Sequence[Section]) -> list[Section]:
     return [section for section in kept if section.blocks]
 
 
-def _is_empty(block: Block) -> bool:
-    return isinstance(block, Table) and not block.rows
+def _is_chart(block: PagePart) -> bool:
+    """A part that only some runs have: where it is not there, nothing is missing."""
+    return isinstance(block, Chart)
+
+
+def _is_table(block: PagePart) -> bool:
+    """A table that only some runs have."""
+    return isinstance(block, PageTable)
+
+
+def _is_empty(block: PagePart) -> bool:
+    return isinstance(block, PageTable) and not block.rows

@@ -1,7 +1,7 @@
 """A chart: a drawing, its data and a sentence about it, so that it can be seen, heard and computed with."""
 
-import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedld.study.report.style import DASHES, MUTED, SERIES, drawing, inline_svg, svg_text
+from fedld.study.formats import comma_separated
+from fedld.study.report.style import DASHES, MUTED, SERIES, drawing, inline_svg, save_figure, variables
 
 Floats = NDArray[np.float64]
-Cell = str | int | float | None
+DataCell = str | int | float | None
 Hover = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Key:
+class LegendKey:
     """One entry of a legend: a button that hides what it names."""
 
     name: str
@@ -38,9 +40,9 @@ class Chart:
     summary: str  # what a screen reader says instead of the drawing
     figure: Figure
     columns: tuple[str, ...]
-    rows: Sequence[tuple[Cell, ...]]
+    rows: Sequence[tuple[DataCell, ...]]
     hover: list[Hover] = field(default_factory=list)
-    legend: list[Key] = field(default_factory=list)
+    legend: list[LegendKey] = field(default_factory=list)
     heat: dict[str, Any] | None = None  # matrices for the round slider
     wide: bool = False
 
@@ -50,25 +52,34 @@ class Chart:
         return inline_svg(self.figure, f"{prefix}-{self.name}", label)
 
     def save(self, folder: Path) -> None:
-        """SVG, PNG and CSV files."""
+        """Files for a paper: SVG and PDF with vector fonts, PNG with 300 dpi, white ground; data as CSV."""
         self._show_mesh(True)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{self.name}.svg").write_text(svg_text(self.figure, self.name), encoding="utf-8")
-        with drawing():
-            self.figure.savefig(folder / f"{self.name}.png", dpi=144)
-        with (folder / f"{self.name}.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(self.columns)
-            writer.writerows([tuple(map(_guarded, row)) for row in self.rows])
+        with self._named(), drawing():
+            for kind in ("svg", "pdf", "png"):
+                save_figure(self.figure, folder / f"{self.name}.{kind}", tight=bool(self.legend))
+        text = comma_separated([self.columns, *self.rows])
+        (folder / f"{self.name}.csv").write_text(text, encoding="utf-8")
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """The page's legend is buttons; a file has its names above the drawing."""
+        light = variables(dark=False)
+        handles = [
+            Patch(color=light.get(key.colour[6:-1], key.colour), label=key.name) for key in self.legend
+        ]
+        if not handles:
+            yield
+            return
+        made = self.figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
+        try:
+            yield
+        finally:
+            made.remove()
 
     def _show_mesh(self, visible: bool) -> None:
         for mesh in self.figure.findobj(lambda artist: artist.get_gid() == "part-mesh"):
             mesh.set_visible(visible)
-
-
-def _guarded(cell: Cell) -> Cell:
-    """A name that a spreadsheet would run as a formula is kept text by a leading apostrophe."""
-    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@") else cell
 
 
 @dataclass(frozen=True)
@@ -119,9 +130,9 @@ def band(series: Sequence[Mapping[int, float]]) -> Band | None:
     return Band(np.array(rounds, dtype=float), values.mean(0), values.min(0), values.max(0))
 
 
-def legend(labels: Iterable[str], styles: Mapping[str, Look]) -> list[Key]:
+def legend(labels: Iterable[str], styles: Mapping[str, Look]) -> list[LegendKey]:
     """Keys of the methods in a chart; a single one needs none."""
-    keys = [Key(label, styles[label].css, f"part-series-{styles[label].slot}") for label in labels]
+    keys = [LegendKey(label, styles[label].css, f"part-series-{styles[label].slot}") for label in labels]
     return keys if len(keys) > 1 else []
 
 

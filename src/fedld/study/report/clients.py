@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedld.study.report.chart import Cell, Chart, Floats, Look, settle, short
-from fedld.study.report.curves import by_label
+from fedld.records.reader import Run, by_label, clean, longest_run
+from fedld.study.measures import client_accuracies
+from fedld.study.report.chart import Chart, DataCell, Floats, Look, settle, short
 from fedld.study.report.style import SECOND, SEQUENTIAL, SERIES, SURFACE, drawing, new_figure
-from fedld.study.runs import Run, clean, fullest, number
 
 
 def label_counts(run: Run) -> dict[int, list[int]]:
@@ -19,7 +19,7 @@ def label_counts(run: Run) -> dict[int, list[int]]:
 
 def labels_chart(runs: Sequence[Run]) -> Chart | None:
     """Class counts of every client, from the first run."""
-    run = fullest(runs)
+    run = longest_run(runs)
     counts = label_counts(run)
     if not counts or len({len(c) for c in counts.values()}) > 1:
         return None
@@ -44,14 +44,14 @@ def labels_chart(runs: Sequence[Run]) -> Chart | None:
 
 def class_names(run: Run, count: int) -> list[str]:
     """Names from the predictions, or numbers."""
-    known = (run.predictions or {}).get("classes")
+    known = run.predictions.get("classes") if run.predictions else None
     if isinstance(known, list) and len(known) == count:
         return [clean(name) for name in known]
     return [f"class {k}" for k in range(count)]
 
 
 def _rows(count: int) -> tuple[Figure, int]:
-    """A figure with a row a client, and which rows are named so that names do not touch."""
+    """A figure with a row per client, and which rows are named so that names do not touch."""
     height = max(4.0, min(24.0, 480 / count))
     return new_figure(560, 100 + max(110, height * count)), max(1, round(11 / height))
 
@@ -89,17 +89,6 @@ def _cells(matrix: Floats, names: list[str], classes: list[str]) -> Figure:
     return figure
 
 
-def client_accuracies(run: Run) -> tuple[dict[str, float], str]:
-    """Accuracy of the global model at every client: on its own test set, else on its training data."""
-    for line in reversed(run.rounds.lines):
-        own = line.get("client_accuracy")
-        if isinstance(own, dict) and own:
-            return {clean(k): 100 * float(v) for k, v in own.items() if v is not None}, "own test set"
-    latest = {line["client"]: line for line in run.clients.lines if "client" in line}
-    values = {clean(name): 100 * number(line, "accuracy_before") for name, line in latest.items()}
-    return {name: v for name, v in values.items() if np.isfinite(v)}, "own training data"
-
-
 def fairness(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
     """Mean over seeds of the best, mean and worst client and the gap between best and worst, in percent."""
     found = {}
@@ -114,8 +103,8 @@ def fairness(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
 
 
 def fairness_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | None:
-    """Every client's accuracy under every method: a dot a client, mean over seeds."""
-    rows: list[tuple[Cell, ...]] = []
+    """Every client's accuracy under every method: one dot per client, mean over seeds."""
+    rows: list[tuple[DataCell, ...]] = []
     grouped, where = by_label(runs), ""
     found: dict[str, dict[str, float]] = {}
     for label, own in grouped.items():
@@ -151,7 +140,7 @@ def fairness_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | N
     return Chart(
         "clients",
         "Accuracy of every client",
-        f"The global model on each client's {where}; one dot a client, the worst one named.",
+        f"The global model on each client's {where}; one dot per client, the worst one named.",
         "; ".join(
             f"{k}: worst client {min(v.values()):.1f} %, best {max(v.values()):.1f} %"
             for k, v in found.items()

@@ -4,17 +4,19 @@ from collections.abc import Mapping
 
 from matplotlib.axes import Axes
 
+from fedld.study.accounts import Explanation
+from fedld.study.comparison import Comparison
 from fedld.study.report.chart import Chart, Look, settle, short
 from fedld.study.report.style import INK, MUTED, SURFACE, TERM_COLOURS, drawing, new_figure
-from fedld.study.report.words import signed
-from fedld.study.verdict import Explanation, Verdict
+from fedld.study.verdict import signed
 
 
-def difference_chart(verdict: Verdict, styles: Mapping[str, Look]) -> Chart | None:
+def difference_chart(comparison: Comparison, styles: Mapping[str, Look]) -> Chart | None:
     """Forest plot: every method's paired difference to the baseline with its 95 % interval."""
-    tested = [(s, s.difference) for s in reversed(verdict.standings) if s.difference is not None]
+    tested = [(s, s.difference) for s in reversed(comparison.ranked) if s.difference is not None]
     if not tested:
         return None
+    shown = comparison.shown
     with drawing():
         figure = new_figure(400, max(250, 70 + 30 * len(tested)))
         ax = figure.add_subplot()
@@ -29,14 +31,19 @@ def difference_chart(verdict: Verdict, styles: Mapping[str, Look]) -> Chart | No
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
         ax.grid(axis="y", visible=False)
-        ax.set_xlabel(f"accuracy minus {short(verdict.baseline)}'s (points)")
+        ax.set_xlabel(
+            f"{shown.name} minus {short(comparison.baseline)}'s{' (points)' if shown.points else ''}"
+        )
         settle(figure)
-    said = [f"{s.label} {signed(d.mean)} points{_interval(d.interval)}" for s, d in reversed(tested)]
+    said = [
+        f"{s.label} {signed(d.mean, shown.digits)}{shown.points}{_interval(d.interval, shown.digits)}"
+        for s, d in reversed(tested)
+    ]
     return Chart(
         "difference",
-        f"Difference to {verdict.baseline}",
+        f"Difference to {comparison.baseline}",
         "Dot: mean over paired seeds. Line: 95 % interval; where it crosses 0, chance may explain it.",
-        f"Paired difference of final accuracy to {verdict.baseline}: {'; '.join(said)}.",
+        f"Paired difference of final {shown.name} to {comparison.baseline}: {'; '.join(said)}.",
         figure,
         ("method", "seeds", "difference", "low", "high", "p_holm"),
         [
@@ -46,8 +53,10 @@ def difference_chart(verdict: Verdict, styles: Mapping[str, Look]) -> Chart | No
     )  # fmt: skip
 
 
-def _interval(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else f" (95 % interval {signed(interval[0])} to {signed(interval[1])})"
+def _interval(interval: tuple[float, float] | None, digits: int) -> str:
+    if interval is None:
+        return ""
+    return f" (95 % interval {signed(interval[0], digits)} to {signed(interval[1], digits)})"
 
 
 def explanation_chart(winner: str, rival: str, found: Explanation) -> Chart:

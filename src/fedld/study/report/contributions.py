@@ -4,20 +4,19 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedld.analysis.evidence import decompose_line
-from fedld.study.report.chart import Chart, Look, legend, settle, short
-from fedld.study.report.curves import by_label
+from fedld.analysis.diagnosis.evidence import decompose_line
+from fedld.records.reader import Run, by_label, longest_run
+from fedld.study.report.chart import Chart, Floats, Look, legend, settle, short
 from fedld.study.report.style import MUTED, SURFACE, drawing, new_figure
-from fedld.study.runs import Run, fullest
 
 SHOWN = 16  # clients, those with the largest terms
 
 
 def contributions_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | None:
     """Shift of every client's model and what aggregation does to every client's data, one dot a method."""
-    found = {}
+    found: dict[str, tuple[int, Floats, Floats]] = {}
     for label, own in by_label(runs).items():
-        if lines := fullest(own).cross_loss.lines:
+        if lines := longest_run(own).cross_loss.lines:
             line = lines[-1]
             d, count = decompose_line(line), len(line["clients"])
             shift = np.full(count, np.nan)
@@ -25,14 +24,15 @@ def contributions_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Char
             found[label] = (line["round"], shift, d.aggregation_by_client)
     if not found:
         return None
-    names = list(fullest(runs).client_names.values())
+    names = list(longest_run(runs).client_names.values())
     order = _largest([np.abs(shift) + np.abs(merged) for _, shift, merged in found.values()], len(names))
     with drawing():
         figure = new_figure(560, 90 + max(150, 26 * len(order)))
         axes = figure.subplots(1, 2, sharey=True)
-        for ax, k, title in ((axes[0], 1, "Shift of its model"), (axes[1], 2, "Aggregation, its data")):
+        for ax, k, title in ((axes[0], 0, "Shift of its model"), (axes[1], 1, "Aggregation, its data")):
             for label, values in found.items():
-                points = [values[k][i] if i < len(values[k]) else np.nan for i in order]
+                terms = values[1:][k]
+                points = [terms[i] if i < len(terms) else np.nan for i in order]
                 (dots,) = ax.plot(
                     points, range(len(order)), "o", color=styles[label].colour, markersize=8,
                     markeredgecolor=SURFACE, markeredgewidth=1.5,

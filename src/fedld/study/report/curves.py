@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedld.records.reader import Run, by_label, longest_run, number
+from fedld.records.schema import Measure
 from fedld.study.report.chart import (
     Band,
     Chart,
@@ -17,35 +19,27 @@ from fedld.study.report.chart import (
     short,
 )
 from fedld.study.report.style import MUTED, drawing, new_figure
-from fedld.study.runs import Run, fullest, number
 
-MEASURES = {
+MEASURES: dict[Measure, tuple[str, str, float]] = {
     "accuracy": ("Accuracy", "%", 100.0),
+    "balanced_accuracy": ("Balanced accuracy", "%", 100.0),
     "auroc": ("AUROC", "", 1.0),
     "loss": ("Loss on the test set", "", 1.0),
 }
 
 
-def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs of every method, in order of appearance."""
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        found.setdefault(run.label, []).append(run)
-    return found
-
-
-def bands_of(runs: Sequence[Run], key: str, factor: float = 1.0) -> dict[str, Band]:
+def bands_of(runs: Sequence[Run], key: Measure, factor: float = 1.0) -> dict[str, Band]:
     """Mean and range of a measure over the seeds of every method that has it."""
     found = {}
     for label, own in by_label(runs).items():
-        made = band([{line["round"]: factor * number(line, key) for line in run.rounds.lines} for run in own])
+        made = band([{r: factor * v for r, v in run.series(key).items()} for run in own])
         if made is not None:
             found[label] = made
     return found
 
 
 def measure_chart(
-    runs: Sequence[Run], key: str, styles: Mapping[str, Look], size: tuple[int, int] = (560, 300)
+    runs: Sequence[Run], key: Measure, styles: Mapping[str, Look], size: tuple[int, int] = (560, 300)
 ) -> Chart | None:
     """One measure over rounds."""
     name, unit, factor = MEASURES[key]
@@ -133,7 +127,7 @@ def traffic_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | No
     """Accuracy against bytes sent: what a method's extra messages buy."""
     lines: dict[str, tuple[Floats, Floats]] = {}
     for label, own in by_label(runs).items():
-        b, sent = bands_of(own, "accuracy", 100).get(label), _megabytes(fullest(own))
+        b, sent = bands_of(own, "accuracy", 100).get(label), _megabytes(longest_run(own))
         if b is not None:
             lines[label] = (np.array([sent.get(int(r), np.nan) for r in b.x]), b.mean)
     if not lines:
@@ -167,6 +161,6 @@ def _megabytes(run: Run) -> dict[int, float]:
     """MB sent until the end of every round."""
     total, found = 0.0, {}
     for line in run.rounds.lines:
-        total += (number(line, "bytes_up") + number(line, "bytes_down")) / 1e6
+        total += (number(line.get("bytes_up")) + number(line.get("bytes_down"))) / 1e6
         found[line["round"]] = total
     return found

@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 from matplotlib.colors import ListedColormap
 
-from fedld.engine.records import Line
+from fedld.records.reader import Run, by_label, clean, longest_run
+from fedld.records.schema import ConflictLine, CrossLine
 from fedld.study.report.chart import Chart, Floats, frame_of, settle, short
-from fedld.study.report.curves import by_label
 from fedld.study.report.style import DIVERGING, SECOND, SEQUENTIAL, SURFACE, drawing, new_figure
-from fedld.study.runs import Run, fullest
 
 BUDGET = 1_500_000  # bytes of a page for one kind of matrix
 SHOWN = 64  # clients; more cells than that cannot be seen
 
-Frames = dict[int, Floats]
+Matrices = dict[int, Floats]
 
 
 def cross_loss_chart(runs: Sequence[Run]) -> Chart | None:
@@ -59,21 +58,24 @@ def cosine_chart(runs: Sequence[Run]) -> Chart | None:
     )
 
 
-def _collect(runs: Sequence[Run], kind: str) -> tuple[dict[str, Frames], dict[str, list[str]]]:
-    frames: dict[str, Frames] = {}
+def _collect(runs: Sequence[Run], kind: str) -> tuple[dict[str, Matrices], dict[str, list[str]]]:
+    frames: dict[str, Matrices] = {}
     names: dict[str, list[str]] = {}
     for label, own in by_label(runs).items():
-        run = fullest(own)
-        count = len(run.client_names)
-        lines = run.cross_loss.lines if kind == "cross_loss" else run.conflict.lines
-        make = _cross if kind == "cross_loss" else _cosines
-        found = {line["round"]: made for line in lines if (made := make(line, count)) is not None}
+        run = longest_run(own)
+        shown = dict(list(run.client_names.items())[:SHOWN])
+        made = (
+            {line["round"]: _cross(line, list(shown)) for line in run.cross_loss.lines}
+            if kind == "cross_loss"
+            else {line["round"]: _cosines(line, list(shown.values())) for line in run.conflict.lines}
+        )
+        found = {round_: matrix for round_, matrix in made.items() if matrix is not None}
         if found:
-            frames[label], names[label] = found, list(run.client_names.values())[:SHOWN]
+            frames[label], names[label] = found, list(shown.values())
     return _thin(frames), names
 
 
-def _thin(frames: dict[str, Frames]) -> dict[str, Frames]:
+def _thin(frames: dict[str, Matrices]) -> dict[str, Matrices]:
     """Evenly spaced rounds, first and last among them, within the budget."""
     size = sum(next(iter(f.values())).size * 2 * 4 / 3 for f in frames.values())
     most = max(2, int(BUDGET / size)) if size else 0
@@ -85,32 +87,40 @@ def _thin(frames: dict[str, Frames]) -> dict[str, Frames]:
     return thinned
 
 
-def _cross(line: Line, count: int) -> Floats | None:
+def _cross(line: CrossLine, shown: list[int]) -> Floats | None:
     """Row: data of client j. Column: model of client i, nan where it was not sampled."""
-    sampled, matrix = _indices(line.get("sampled"), count), _matrix(line.get("cross_loss"))
-    if matrix is None or matrix.shape != (count, len(sampled)):
+    sampled, matrix = line.get("sampled"), _matrix(line.get("cross_loss"))
+    if matrix is None or not isinstance(sampled, list) or matrix.shape[1] != len(sampled):
         return None
-    full = np.full((count, count), np.nan)
-    full[:, sampled] = matrix
-    return full[:SHOWN, :SHOWN]
+    return _placed(matrix, list(range(len(matrix))), sampled, shown)
 
 
-def _cosines(line: Line, count: int) -> Floats | None:
-    sampled, gram = _indices(line.get("sampled"), count), _matrix(line.get("gram"))
-    if gram is None or gram.shape != (len(sampled),) * 2:
+def _cosines(line: ConflictLine, shown: list[str]) -> Floats | None:
+    own, gram = line.get("gram_clients", line.get("clients")), _matrix(line.get("gram"))
+    if gram is None or not isinstance(own, list) or gram.shape != (len(own),) * 2:
         return None
     norms = np.sqrt(np.maximum(np.diagonal(gram), 0))
     with np.errstate(invalid="ignore", divide="ignore"):
         cosines = np.clip(gram / np.outer(norms, norms), -1, 1)
-    full = np.full((count, count), np.nan)
-    full[np.ix_(sampled, sampled)] = cosines
-    return full[:SHOWN, :SHOWN]
+    names = [clean(name) for name in own]
+    return _placed(cosines, names, names, shown)
 
 
-def _indices(sampled: Any, count: int) -> list[int]:
-    """Clients of a round; none if the record is damaged."""
-    sound = isinstance(sampled, list) and all(isinstance(i, int) and 0 <= i < count for i in sampled)
-    return sampled if sound else []
+def _placed(matrix: Floats, rows: list[Any], columns: list[Any], shown: list[Any]) -> Floats | None:
+    """The entries of those that are shown, in their order; nan where the matrix has none of theirs."""
+    full = np.full((len(shown),) * 2, np.nan)
+    (at, out), (side, to) = (_places(known, shown) for known in (rows, columns))
+    if not at or not side:
+        return None
+    full[np.ix_(out, to)] = matrix[np.ix_(at, side)]
+    return full
+
+
+def _places(known: list[Any], shown: list[Any]) -> tuple[list[int], list[int]]:
+    """Where those that are shown stand in a matrix, and where among the shown."""
+    place = {str(one): k for k, one in enumerate(shown)}
+    pairs = [(k, place[str(one)]) for k, one in enumerate(known) if str(one) in place]
+    return [k for k, _ in pairs], [k for _, k in pairs]
 
 
 def _matrix(value: Any) -> Floats | None:
@@ -121,14 +131,14 @@ def _matrix(value: Any) -> Floats | None:
     return matrix if matrix.ndim == 2 and matrix.size else None
 
 
-def encode(frames: Frames) -> str:
+def encode(frames: Matrices) -> str:
     """All matrices one after another as little-endian half-precision numbers, in base64."""
     stacked = np.stack(list(frames.values()))
     return base64.b64encode(np.clip(stacked, -65504, 65504).astype("<f2").tobytes()).decode()
 
 
 def _heat_chart(
-    frames: Mapping[str, Frames],
+    frames: Mapping[str, Matrices],
     names: Mapping[str, list[str]],
     scale: tuple[float, float],
     colours: ListedColormap,

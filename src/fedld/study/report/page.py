@@ -11,15 +11,15 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from fedld import __version__
+from fedld.records.reader import StudyRecords
 from fedld.study.report.build import Group, Missing
 from fedld.study.report.chart import Chart
 from fedld.study.report.style import css_variables
-from fedld.study.report.tables import Table
-from fedld.study.report.words import answers, headline
-from fedld.study.runs import Study
+from fedld.study.report.tables import PageTable
+from fedld.study.verdict import answers
 
 
-def render(study: Study, groups: list[Group], *, live: bool = False) -> str:
+def render(study: StudyRecords, groups: list[Group], *, live: bool = False) -> str:
     """The page of a study; a live one asks its own server for changes and for nothing else."""
     script = asset("page.js") + (asset("live.js") if live else "")
     return _template().render(
@@ -53,7 +53,7 @@ def _template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals = {"headline": headline, "answers": answers, "svg": svg, "embed": embed}
+    environment.globals = {"answers": answers, "svg": svg, "embed": embed}
     environment.globals |= {"kind": kind}
     return environment.from_string(asset("page.html"))
 
@@ -88,4 +88,4 @@ def _short(value: Any) -> Any:
 
 def kind(block: object) -> str:
     """What a block is, for the template."""
-    return {Chart: "chart", Table: "table", Missing: "missing"}.get(type(block), "other")
+    return {Chart: "chart", PageTable: "table", Missing: "missing"}.get(type(block), "other")

@@ -5,25 +5,25 @@ from typing import Any
 
 import numpy as np
 
-from fedld.study.report.chart import Cell, Chart, Floats, Look, legend, settle, short
+from fedld.records.reader import Run, by_label, longest_run
+from fedld.study.measures import confusion_of
+from fedld.study.report.chart import Chart, DataCell, Floats, Look, legend, settle, short
 from fedld.study.report.clients import class_names
-from fedld.study.report.curves import by_label
 from fedld.study.report.style import INK, MUTED, SEQUENTIAL, SURFACE, drawing, new_figure
-from fedld.study.runs import Run, fullest
 
 PANELS = 6
 
 
 def confusion_chart(runs: Sequence[Run]) -> Chart | None:
-    """Counts over the test set, added up over seeds; one panel a method."""
+    """Counts over the test set, added up over seeds; one panel per method."""
     found: dict[str, Floats] = {}
     for label, own in by_label(runs).items():
-        counts = [m for run in own if (m := _confusion(run)) is not None]
+        counts = [m for run in own if (m := confusion_of(run)) is not None]
         if counts and len({m.shape for m in counts}) == 1:
             found[label] = np.sum(counts, axis=0)
     if not found:
         return None
-    classes = class_names(fullest(runs), len(next(iter(found.values()))))
+    classes = class_names(longest_run(runs), len(next(iter(found.values()))))
     shown = dict(list(found.items())[:PANELS])
     columns = min(2, len(shown))
     rows = -(-len(shown) // columns)
@@ -36,7 +36,7 @@ def confusion_chart(runs: Sequence[Run]) -> Chart | None:
         for ax in axes[len(shown) :]:
             ax.set_visible(False)
         settle(figure)
-    data: list[tuple[Cell, ...]] = [
+    data: list[tuple[DataCell, ...]] = [
         (label, classes[i], classes[j] if j < len(classes) else "not finite", int(counts[i, j]))
         for label, counts in found.items()
         for i in range(counts.shape[0])
@@ -52,16 +52,6 @@ def confusion_chart(runs: Sequence[Run]) -> Chart | None:
         ("method", "true", "predicted", "count"),
         data,
     )
-
-
-def _confusion(run: Run) -> Floats | None:
-    value: Any = (run.predictions or {}).get("confusion")
-    try:
-        matrix = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        return None
-    sound = matrix.ndim == 2 and matrix.shape[1] - matrix.shape[0] in (0, 1) and matrix.sum() > 0
-    return matrix if sound and np.isfinite(matrix).all() else None
 
 
 def _cells(ax: Any, counts: Floats, classes: list[str]) -> None:
@@ -126,7 +116,7 @@ def _calibration(runs: Sequence[Run]) -> list[tuple[float, float, int]]:
     """(confidence, accuracy, count) of every bin that holds a sample."""
     bins: dict[int, list[tuple[float, float, int]]] = {}
     for run in runs:
-        made = (run.predictions or {}).get("calibration")
+        made = run.predictions.get("calibration") if run.predictions else None
         if not isinstance(made, dict):
             continue
         columns = (made.get("confidence") or [], made.get("accuracy") or [], made.get("count") or [])

@@ -5,10 +5,9 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
+from fedld.records.reader import Run, by_label, longest_run
 from fedld.study.report.chart import Chart, settle, short
-from fedld.study.report.curves import by_label
 from fedld.study.report.style import MUTED, SERIES, SURFACE, drawing, new_figure
-from fedld.study.runs import Run, fullest
 
 AXES = 12
 PANELS = 9
@@ -16,7 +15,7 @@ PANELS = 9
 
 def spectrum_chart(runs: Sequence[Run]) -> Chart | None:
     """Share of every axis in the last round, split by the clients that point along it or against it."""
-    last = {label: _last(fullest(own)) for label, own in list(by_label(runs).items())[:PANELS]}
+    last = {label: _last(longest_run(own)) for label, own in list(by_label(runs).items())[:PANELS]}
     found = {label: line for label, line in last.items() if line is not None}
     if not found:
         return None

@@ -2,18 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from fedld.study.paper import PAPER as REPORTED
+from fedld.records.reader import Run, by_label, clean, longest_run
+from fedld.records.schema import Measure
+from fedld.study.comparison import Comparison, Standing
+from fedld.study.formats import spread
+from fedld.study.paper.published import PAPER as REPORTED
 from fedld.study.report.chart import Look
 from fedld.study.report.clients import fairness
-from fedld.study.report.curves import by_label
-from fedld.study.report.words import signed
-from fedld.study.runs import Run, clean, fullest, number
-from fedld.study.verdict import Verdict
+from fedld.study.sites import measured_at_sites
+from fedld.study.verdict import signed
 
 # Table 1 of the paper: final test accuracy (%), ImageNet-pretrained ResNet-50, 200 rounds.
 PAPER_COLUMNS = ("Retina split 1", "Retina split 2", "Retina split 3", "COVID-FL")
@@ -21,7 +23,7 @@ PAPER = {label: tuple(row.values()) for label, row in REPORTED["table1"].items()
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableCell:
     """A cell: what is shown and what it is sorted by."""
 
     text: str
@@ -31,95 +33,95 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """Rows under a head; the first column names the row."""
 
     name: str
     title: str
     note: str
     columns: list[str]
-    rows: list[list[Entry]]
+    rows: list[list[TableCell]]
     wide: bool = True
 
 
-def comparison_table(runs: Sequence[Run], verdict: Verdict | None, styles: Mapping[str, Look]) -> Table:
-    """Every method: accuracy, paired difference, the other measures of its last round, fairness."""
-    fair, rows = fairness(runs), []
-    standings = {s.label: s for s in verdict.standings} if verdict else {}
-    order = [*standings, *(label for label in by_label(runs) if label not in standings)]
-    for label in order:
-        own, standing = by_label(runs)[label], standings.get(label)
-        d = standing.difference if standing else None
-        last = {key: _last(own, key) for key in ("auroc", "balanced_accuracy", "loss", "ece")}
+def comparison_table(comparison: Comparison, styles: Mapping[str, Look]) -> PageTable:
+    """Every method: the primary measure with its paired difference, then all other measures."""
+    fair, shown = fairness(comparison.runs), comparison.shown
+    unranked = [s for s in comparison.standings if s not in comparison.ranked]
+    others = [name for name in comparison.measures if name != comparison.primary]
+    rows = []
+    for s in [*comparison.ranked, *unranked]:
+        d = s.difference
         rows.append(
             [
-                Entry(label, label, styles[label].css),
-                percent(list(standing.accuracy.values()) if standing else []),
-                Entry(signed(d.mean), d.mean) if d else Entry("–"),
-                Entry(f"[{signed(d.interval[0])}, {signed(d.interval[1])}]", d.interval[0])
-                if d and d.interval
-                else Entry("–"),
-                p_value(standing.p_value if standing else None),
-                plain(last["auroc"], 4),
-                percent([100 * v for v in last["balanced_accuracy"]]),
-                plain(last["loss"], 4),
-                plain(last["ece"], 3),
-                percent([fair[label]["worst"]] if label in fair else []),
-                percent([fair[label]["gap"]] if label in fair else []),
-                percent([100 * v for v in _last(own, "personal_accuracy")]),
-                Entry(str(len(own)), len(own)),
+                TableCell(s.label, s.label, styles[s.label].css),
+                _measured(comparison, s, comparison.primary),
+                TableCell(signed(d.mean, shown.digits), d.mean) if d else TableCell("–"),
+                _interval(d.interval if d else None, shown.digits),
+                p_value(s.p_value),
+                plain([d.effect_size] if d and d.effect_size is not None else [], 1),
+                *(_measured(comparison, s, name) for name in others),
+                percent([fair[s.label]["gap"]] if s.label in fair else []),
+                percent(list(s.personal.values())),
+                TableCell(", ".join(s.never) or "–", tone="bad" if s.never else ""),
+                TableCell(str(len(s.seeds)), len(s.seeds)),
             ]
         )
-    base = verdict.baseline if verdict else "baseline"
-    columns = ["method", "accuracy %", f"minus {base}", "95 % interval", "p (Holm)", "AUROC", "balanced %"]
-    columns += ["loss", "ECE", "worst client %", "client gap", "personalised %", "seeds"]
+    heads = {name: f"{one.name} {one.unit}".strip() for name, one in comparison.measures.items()}
+    columns = ["method", heads[comparison.primary], f"minus {comparison.baseline}", "95 % interval"]
+    columns += ["p (Holm)", "effect", *(heads[name] for name in others), "client gap", "personalised %"]
+    columns += ["never predicted", "seeds"]
     note = (
         "Mean ± standard deviation over seeds, global model, last round. The interval is each comparison's "
-        "own; p is corrected for all of them. Select a heading to sort."
+        "own; p is corrected for all of them; effect: mean difference in its standard deviations (Hedges). "
+        "Select a heading to sort."
     )
-    return _drop_empty(Table("comparison", "Methods", note, columns, rows))
+    return _drop_empty(PageTable("comparison", "Methods", note, columns, rows))
 
 
-def _drop_empty(table: Table) -> Table:
+def _measured(comparison: Comparison, standing: Standing, measure: str) -> TableCell:
+    values, digits = list(standing.values.get(measure, {}).values()), comparison.measures[measure].digits
+    return TableCell(spread(values, digits), fmean(values)) if values else TableCell("–")
+
+
+def _interval(interval: tuple[float, float] | None, digits: int) -> TableCell:
+    if interval is None:
+        return TableCell("–")
+    return TableCell(f"[{signed(interval[0], digits)}, {signed(interval[1], digits)}]", interval[0])
+
+
+def _drop_empty(table: PageTable) -> PageTable:
     keep = [k for k in range(len(table.columns)) if any(row[k].text != "–" for row in table.rows)]
     rows = [[row[k] for k in keep] for row in table.rows]
-    return Table(table.name, table.title, table.note, [table.columns[k] for k in keep], rows)
+    return PageTable(table.name, table.title, table.note, [table.columns[k] for k in keep], rows)
 
 
-def _last(runs: Sequence[Run], key: str) -> list[float]:
-    """The last finite value of every run that has one."""
-    found = []
-    for run in runs:
-        values = [v for line in run.rounds.lines if np.isfinite(v := number(line, key))]
-        found += values[-1:]
-    return found
-
-
-def percent(values: Sequence[float]) -> Entry:
+def percent(values: Sequence[float]) -> TableCell:
     """Mean ± spread with two digits."""
     if not values:
-        return Entry("–")
-    text = f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
-    return Entry(text, fmean(values))
+        return TableCell("–")
+    return TableCell(spread(values), fmean(values))
 
 
-def plain(values: Sequence[float], digits: int) -> Entry:
+def plain(values: Sequence[float], digits: int) -> TableCell:
     """Mean with some digits."""
-    return Entry(f"{fmean(values):.{digits}f}", fmean(values)) if values else Entry("–")
+    return TableCell(f"{fmean(values):.{digits}f}", fmean(values)) if values else TableCell("–")
 
 
-def p_value(p: float | None) -> Entry:
+def p_value(p: float | None) -> TableCell:
     """Small p values are not worth their digits."""
     if p is None:
-        return Entry("–")
-    return Entry("< 0.001" if p < 0.001 else f"{p:.3f}", p, tone="good" if p < 0.05 else "")
+        return TableCell("–")
+    return TableCell("< 0.001" if p < 0.001 else f"{p:.3f}", p, tone="good" if p < 0.05 else "")
 
 
-def paper_table(runs: Sequence[Run]) -> Table:
+def paper_table(runs: Sequence[Run]) -> PageTable:
     """The paper's numbers for the methods compared here."""
-    names = {_method(run): run.label for run in runs}
+    names = {run.method: run.label for run in runs}
     rows = [
-        [Entry(names[m], names[m]), *(Entry(f"{v:.2f}", v) for v in PAPER[m])] for m in PAPER if m in names
+        [TableCell(names[m], names[m]), *(TableCell(f"{v:.2f}", v) for v in PAPER[m])]
+        for m in PAPER
+        if m in names
     ]
     note = (
         "Final accuracy (%) as published: Retina and COVID-FL, pretrained ResNet-50, 200 rounds, one seed. "
@@ -127,54 +129,71 @@ def paper_table(runs: Sequence[Run]) -> Table:
     )
     if runs[0].config.get("dataset") in ("retina", "covid-fl"):
         note = "Final accuracy (%) as published: pretrained ResNet-50, 200 rounds, one seed, no interval."
-    return Table("paper", "The paper's numbers (Table 1)", note, ["method", *PAPER_COLUMNS], rows)
+    return PageTable("paper", "The paper's numbers (Table 1)", note, ["method", *PAPER_COLUMNS], rows)
 
 
-def _method(run: Run) -> str:
-    method = run.config.get("method")
-    return str(method.get("name") if isinstance(method, dict) else method)
-
-
-def cost_table(runs: Sequence[Run]) -> Table:
+def cost_table(runs: Sequence[Run]) -> PageTable:
     """Traffic and time of every method, mean over seeds."""
     rows = []
     for label, own in by_label(runs).items():
-        up, down, seconds = (_sums(own, key) for key in ("bytes_up", "bytes_down", "seconds"))
+        up, down, seconds = _sums(own, "bytes_up"), _sums(own, "bytes_down"), _sums(own, "seconds")
         rounds = fmean(len(run.rounds.lines) for run in own)
         if not rounds:
             continue
         rows.append(
             [
-                Entry(label, label),
+                TableCell(label, label),
                 plain([v / 1e6 for v in up], 1),
                 plain([v / 1e6 for v in down], 1),
                 plain(seconds, 1),
                 plain([s / rounds for s in seconds], 2),
-                Entry(f"{rounds:.0f}", rounds),
+                TableCell(f"{rounds:.0f}", rounds),
             ]
         )
-    columns = ["method", "MB up", "MB down", "seconds", "s a round", "rounds"]
-    return Table("cost", "Cost of a run", "Mean over seeds.", columns, rows, wide=False)
+    columns = ["method", "MB up", "MB down", "seconds", "s per round", "rounds"]
+    return PageTable("cost", "Cost of a run", "Mean over seeds.", columns, rows, wide=False)
 
 
-def _sums(runs: Sequence[Run], key: str) -> list[float]:
-    return [float(np.nansum([number(line, key) for line in run.rounds.lines])) for run in runs]
+def _sums(runs: Sequence[Run], key: Measure) -> list[float]:
+    return [float(np.nansum(list(run.series(key).values()))) for run in runs]
 
 
-def settings_table(runs: Sequence[Run]) -> Table:
+def sites_table(runs: Sequence[Run]) -> PageTable | None:
+    """The final models on every site's own test pictures, of one run per method; None if nobody has any."""
+    rows = []
+    for label, own in by_label(runs).items():
+        run = longest_run(own)
+        for name, models in measured_at_sites(run.summary).items() if run.summary else ():
+            for which, one in models.items():
+                numbers = [TableCell(str(e), e.value) for e in one.estimates]
+                count = TableCell(str(one.pictures), one.pictures)
+                words = (label, str(run.seed), clean(name), which)
+                rows.append([*(TableCell(word, word) for word in words), count, *numbers])
+    if not rows:
+        return None
+    at = "/".join(dict.fromkeys(f"{float(run.config.get('specificity', 0.9)):g}" for run in runs))
+    columns = ["method", "seed", "site", "model", "pictures", "accuracy", "AUROC", f"sensitivity at {at}"]
+    note = (
+        "Measured where the pictures are, after the last round, with 95 % intervals: Wilson's, DeLong's, a "
+        "bootstrap. Sensitivity is for the last class, at the specificity that the heading names."
+    )
+    return PageTable("sites", "Every site's own test pictures", note, columns, rows)
+
+
+def settings_table(runs: Sequence[Run]) -> PageTable:
     """Settings of every method; those that are equal for all are shown once."""
     grouped = by_label(runs)
-    flat = {label: flatten(fullest(own).config) for label, own in grouped.items()}
+    flat = {label: flatten(longest_run(own).config) for label, own in grouped.items()}
     keys = dict.fromkeys(key for settings in flat.values() for key in settings if key != "seed")
     rows = []
     for key in keys:
         values = {label: settings.get(key, "–") for label, settings in flat.items()}
         equal = len(set(values.values())) == 1
         shown = next(iter(values.values())) if equal else "; ".join(f"{k}: {v}" for k, v in values.items())
-        rows.append([Entry(key, key), Entry(shown, shown), Entry("all" if equal else "differs")])
+        rows.append([TableCell(key, key), TableCell(shown, shown), TableCell("all" if equal else "differs")])
     seeds = sorted({run.seed for run in runs})
-    rows.append([Entry("seed", "seed"), Entry(", ".join(map(str, seeds))), Entry("")])
-    return Table(
+    rows.append([TableCell("seed", "seed"), TableCell(", ".join(map(str, seeds))), TableCell("")])
+    return PageTable(
         "settings",
         "Settings",
         "As saved beside the results.",
@@ -184,19 +203,19 @@ def settings_table(runs: Sequence[Run]) -> Table:
     )
 
 
-def environment_table(runs: Sequence[Run]) -> Table:
+def environment_table(runs: Sequence[Run]) -> PageTable:
     """Software and machine of the finished runs, as far as they were recorded."""
     facts: dict[str, dict[str, None]] = {}
     for run in runs:
-        summary = run.summary or {}
-        own = {"fedld": summary.get("version"), "parameters": summary.get("parameters")}
-        recorded = summary.get("environment")
-        own |= flatten(recorded) if isinstance(recorded, dict) else {}
+        own: dict[str, object] = {}
+        if run.summary is not None:
+            own = {"fedld": run.summary.get("version"), "parameters": run.summary.get("parameters")}
+        own |= run.environment or {}
         for key, value in own.items():
             if value is not None:
                 facts.setdefault(key, {})[clean(value)] = None
-    rows = [[Entry(key, key), Entry("; ".join(values))] for key, values in facts.items()]
-    return Table(
+    rows = [[TableCell(key, key), TableCell("; ".join(values))] for key, values in facts.items()]
+    return PageTable(
         "environment", "Environment", "Where the runs were made.", ["fact", "value"], rows, wide=False
     )
 

@@ -6,11 +6,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from fedld.study.report.chart import Band, Chart, Hover, Key, hover_of, settle, short
+from fedld.records.reader import Run
+from fedld.records.schema import Measure
+from fedld.study.accounts import TERMS
+from fedld.study.report.chart import Band, Chart, Hover, LegendKey, hover_of, settle, short
 from fedld.study.report.curves import bands_of
 from fedld.study.report.style import INK, TERM_COLOURS, drawing, new_figure
-from fedld.study.runs import Run
-from fedld.study.verdict import TERMS
 
 COLUMNS = 3
 PANELS = 12
@@ -19,7 +20,8 @@ CSS = {"local": "var(--axis)", "shift": "var(--s7)", "aggregation": "var(--s4)",
 
 def terms_chart(runs: Sequence[Run]) -> Chart | None:
     """Signed terms, stacked away from 0 on both sides; the line is their sum, the global loss."""
-    found = {term: bands_of(runs, f"{term}_loss") for term in (*TERMS, "global")}
+    keys: dict[str, Measure] = {**TERMS, "global": "global_loss"}
+    found = {term: bands_of(runs, key) for term, key in keys.items()}
     labels = [label for label in found["global"] if all(label in found[term] for term in TERMS)][:PANELS]
     if not labels:
         return None
@@ -59,7 +61,7 @@ def terms_chart(runs: Sequence[Run]) -> Chart | None:
             for k, r in enumerate(found["global"][label].x)
         ],
         hovers,
-        [Key(term, colour, f"part-term-{term}") for term, colour in CSS.items()],
+        [LegendKey(term, colour, f"part-term-{term}") for term, colour in CSS.items()],
         wide=columns > 1,
     )
 

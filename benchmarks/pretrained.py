@@ -1,0 +1,149 @@
+"""Frozen trunks as ratios within one run: `python benchmarks/pretrained.py [train|extract] [--tiny]`.
+
+MobileNetV2 at 96 pixels. `train`: samples a second of a client that trains the head, or the last four blocks,
+on cached features, against the same client with the trunk run for every batch. `extract`: images a second of
+the cache's own extraction against a plain loop over batches on all cores. Both sides of a ratio alternate, so
+that a busy machine disturbs both. `command NPZ WEIGHTS`: seconds of a 20-round FedAvg run with `--train head`
+from the command to the summary, with a warm cache.
+"""
+
+import multiprocessing as mp
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedld.data import Client, Federation
+from fedld.engine.backends.processes import tune_process
+from fedld.engine.features import cached_features
+from fedld.layout import FlatModel, Layout
+from fedld.local import FeatureSamples, LocalClient, Objective, Samples, Training
+from fedld.models import build, cut
+
+TINY = "--tiny" in sys.argv
+SIZE, CLASSES, BATCH, REPEATS = 96, 3, 50, 2 if TINY else 5
+CACHED, COMPUTED = (400, 100) if TINY else (6000, 400)
+EXTRACTED = 128 if TINY else 3000
+TARGETS = {"head": 50, "last:4": 8, "extraction": 1.5}
+COMMAND = ["--partition", "site", "--image-size", "96", "--model", "mobilenet_v2", "--train", "head"]
+COMMAND += ["--method", "fedavg", "--rounds", "20", "--lr", "0.001"]
+FEDLD = str(Path(sys.executable).with_name("fedld"))
+
+
+def network():
+    return build("mobilenet_v2", classes=CLASSES, image_size=SIZE, seed=0).eval()
+
+
+def pictures(count):
+    return np.random.default_rng(0).integers(0, 256, (count, SIZE, SIZE, 3), dtype=np.uint8)
+
+
+def client(model, samples):
+    flat = FlatModel(model, Layout.of(model))
+    return LocalClient("x", 1, flat, samples, Training(1, BATCH, 0.001, 0.9), 0)
+
+
+def speed(work, count):
+    start = time.perf_counter()
+    work()
+    return count / (time.perf_counter() - start)
+
+
+def train(how):
+    """Samples a second on cached features and with the trunk, one thread each."""
+    tune_process()
+    pixels, objective = pictures(COMPUTED), Objective()
+    trunk, tail = cut(network(), how)
+    shape = trunk(torch.zeros(1, 3, SIZE, SIZE)).shape[1:]
+    stored = (shape[1], shape[2], shape[0]) if len(shape) == 3 else shape
+    features = np.random.default_rng(1).random((CACHED, *stored), dtype=np.float32)
+    labels = np.arange(CACHED) % CLASSES
+    cached = client(tail, FeatureSamples(features, labels, np.arange(CACHED)))
+    trunk, tail = cut(network(), how)
+    tail.behind(trunk)
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    computed = client(tail, Samples(pixels, labels[:COMPUTED], np.arange(COMPUTED), mean, std))
+    ratios, speeds = [], []
+    for one in (cached, computed):
+        one.train(objective.loss)  # warms up
+    for _ in range(REPEATS):
+        fast = speed(lambda: cached.train(objective.loss), CACHED)
+        slow = speed(lambda: computed.train(objective.loss), COMPUTED)
+        ratios.append(fast / slow)
+        speeds.append((fast, slow))
+    fast, slow = (statistics.median(column) for column in zip(*speeds, strict=True))
+    show(f"{how}: {fast:.0f} samples/s on cached features, {slow:.0f} with the trunk", ratios, TARGETS[how])
+
+
+def plain_loop(model, pixels):
+    """The loop one would write: float images, batches of 50, every core."""
+    torch.set_num_threads(mp.cpu_count())
+    found = []
+    with torch.no_grad():
+        for start in range(0, len(pixels), BATCH):
+            batch = torch.from_numpy(pixels[start : start + BATCH]).permute(0, 3, 1, 2).float().contiguous()
+            found.append(model.embed(batch / 255))
+    return torch.cat(found)
+
+
+def extract():
+    """Images a second of the extraction, its files and checksum included, against the plain loop."""
+    pairs = [_extraction() for _ in range(REPEATS + 1)][1:]  # the first starts the server of processes
+    fast, slow = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratios = [one / other for one, other in pairs]
+    show(f"extraction: {fast:.0f} images/s, plain loop {slow:.0f}", ratios, TARGETS["extraction"])
+
+
+def _extraction():
+    pixels, everything = pictures(EXTRACTED), np.arange(EXTRACTED)
+    model, (trunk, _) = network(), cut(network(), "head")
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(Path(folder) / "images.npy", pixels)
+        clients = (Client("x", everything, everything),)
+        facts = (("a", "b"), clients, everything, (0.5,) * 3, (0.25,) * 3)
+        federation = Federation("x", Path(folder), *facts)
+        slow = speed(lambda: plain_loop(model, pixels), EXTRACTED)
+        return speed(lambda: cached_features(trunk, federation), EXTRACTED), slow
+
+
+def command(npz, weights):
+    """Seconds of a whole run with a warm cache; the first one makes it warm."""
+    seconds = []
+    for _ in range(2):
+        with tempfile.TemporaryDirectory() as folder:
+            words = [FEDLD, "run", "--dataset", f"npz:{npz}", "--weights", weights, *COMMAND]
+            words += ["--out", f"{folder}/run"]
+            start = time.perf_counter()
+            done = subprocess.run(words, check=True, capture_output=True, text=True)
+            seconds.append(time.perf_counter() - start)
+    print(done.stdout.splitlines()[0])
+    print(
+        f"command to summary: {seconds[1]:.1f} s with a warm cache (target 15 s), {seconds[0]:.1f} s before"
+    )
+
+
+def show(what, ratios, target):
+    middle, least = statistics.median(ratios), min(ratios)
+    print(f"{what}: {middle:.1f} times (target {target}), at least {least:.1f}", flush=True)
+
+
+def main():
+    words = [word for word in sys.argv[1:] if not word.startswith("--")]
+    part = words[0] if words else ""
+    if part == "command":
+        command(*words[1:3])
+        return
+    if part != "train":
+        extract()
+    if part != "extract":
+        train("head")
+        train("last:4")
+
+
+if __name__ == "__main__":
+    main()

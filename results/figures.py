@@ -1,0 +1,160 @@
+"""Sensitivity figures of the documentation, drawn from the tables in results/.
+
+`python results/figures.py` writes docs/figures/sensitivity-rate and sensitivity-alpha (.png and .svg): mean
+accuracy over seeds with its 95 % t interval, against the learning rate or Dirichlet's alpha.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+from fedld.analysis import paired_difference
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+ROOT = Path(__file__).parents[1]
+COLOURS = {
+    "fedavg": "#333333",
+    "fedexp": "#a65f3d",
+    "scaffold": "#e08a2e",
+    "fedld": "#c23b3b",
+    "fedld-measured": "#4a9d6f",
+    "fedld-drift": "#2f6db5",
+    "central": "#999999",
+}
+NAMES = {"central": "pooled data"}
+DEPTH = 22  # points below the best that a panel shows
+APART = 0.055  # of the panel's height: the least distance of two names
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One federation: its title and its studies' folders, a pattern whose group is the value on the axis."""
+
+    title: str
+    folders: str
+
+
+FIGURES = {
+    "rate": (
+        "learning rate",
+        (
+            Panel("chest X-rays, 12 sites", r"covid-head-lr([\d.]+)"),
+            Panel("Retina, Dirichlet 0.1", r"retina-dirichlet0\.1-head-lr([\d.]+)"),
+            Panel("fundus, Dirichlet 0.5", r"fundus-dirichlet0\.5-head-lr([\d.]+)"),
+        ),
+    ),
+    "alpha": (
+        "Dirichlet alpha (heterogeneity grows to the right)",
+        (
+            Panel("fundus, learning rate 0.01", r"fundus-dirichlet([\d.]+)-head-lr0\.01"),
+            Panel("Retina, learning rate 0.01", r"retina-dirichlet([\d.]+)-head-lr0\.01"),
+        ),
+    ),
+}
+
+Lines = dict[str, dict[float, list[float]]]
+"""Method, value on the axis: final accuracy of every seed."""
+
+
+def lines_of(panel: Panel, results: Path = ROOT / "results") -> Lines:
+    """What the tables of a panel say of the methods that are drawn."""
+    found: Lines = {}
+    for path in results.glob("*/table.json"):
+        if match := re.fullmatch(panel.folders, path.parent.name):
+            for row in json.loads(path.read_text())["rows"]:
+                if row["label"] in COLOURS and row["final"]:
+                    found.setdefault(row["label"], {})[float(match[1])] = row["final"]
+    return {label: dict(sorted(found[label].items())) for label in COLOURS if label in found}
+
+
+def draw(name: str, folder: Path = ROOT / "docs" / "figures") -> None:
+    """Write one figure, with the panels that have two values on the axis or more."""
+    axis, panels = FIGURES[name]
+    known = [(panel, lines) for panel in panels if len((lines := lines_of(panel)).get("fedavg", {})) > 1]
+    if not known:
+        return
+    with plt.rc_context({"svg.hashsalt": "fedld", "font.size": 9}):
+        figure, axes = plt.subplots(
+            1, len(known), figsize=(4.6 * len(known), 3.9), layout="constrained", squeeze=False
+        )
+        for ax, (panel, lines) in zip(axes[0], known, strict=True):
+            _panel(ax, panel.title, lines, falling=name == "alpha")
+            ax.set_xlabel(axis)
+        axes[0][0].set_ylabel("accuracy of the global model, %")
+        for suffix, options in ((".png", {"dpi": 200}), (".svg", {"metadata": {"Date": None}})):
+            figure.savefig(folder / f"sensitivity-{name}{suffix}", **options)
+        plt.close(figure)
+
+
+def _panel(ax: Axes, title: str, lines: Lines, falling: bool) -> None:
+    drawn = {}
+    for label, by_value in lines.items():
+        means, low, high = np.array([_interval(seeds) for seeds in by_value.values()]).T
+        xs, style = list(by_value), "--" if label == "central" else "-"
+        ax.plot(xs, means, style, color=COLOURS[label], marker="o", markersize=3.5, linewidth=1.4)
+        ax.fill_between(xs, low, high, color=COLOURS[label], alpha=0.15, linewidth=0)
+        drawn[label] = means
+    shown = np.concatenate(list(drawn.values()))
+    ax.set_ylim(max(shown.min(), shown.max() - DEPTH) - 0.8, shown.max() + 0.8)
+    ax.set_xscale("log")
+    ticks = sorted({x for by_value in lines.values() for x in by_value})
+    ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
+    if falling:
+        ax.invert_xaxis()
+    ax.minorticks_off()
+    ax.set_title(title, fontsize=10)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(axis="y", alpha=0.25)
+    _name(ax, {label: means[0 if falling else -1] for label, means in drawn.items()})
+
+
+def _interval(seeds: list[float]) -> tuple[float, float, float]:
+    """Mean and its 95 % interval."""
+    found = paired_difference(seeds, [0.0] * len(seeds))
+    return (found.mean, *(found.interval or (found.mean, found.mean)))
+
+
+def _name(ax: Axes, ends: Mapping[str, float]) -> None:
+    """Names at the right end of their lines, pushed apart where they would lie on each other."""
+    low, high = ax.get_ylim()
+    places = spread({label: (y - low) / (high - low) for label, y in ends.items()}, APART)
+    for label, place in places.items():
+        ax.annotate(
+            NAMES.get(label, label),
+            (1.02, place),
+            xycoords="axes fraction",
+            va="center",
+            color=COLOURS[label],
+            fontsize=8,
+        )
+
+
+def spread(places: Mapping[str, float], apart: float) -> dict[str, float]:
+    """Places from 0 to 1 in the same order, at least so far apart.
+
+    >>> {name: round(place, 2) for name, place in spread({"a": 0.5, "b": 0.5, "c": -3.0}, 0.1).items()}
+    {'c': 0.0, 'a': 0.5, 'b': 0.6}
+    """
+    found: dict[str, float] = {}
+    least = 0.0
+    for name, place in sorted(places.items(), key=lambda item: item[1]):
+        found[name] = max(min(place, 1.0), least)
+        least = found[name] + apart
+    limit = 1.0
+    for name in reversed(found):
+        found[name] = min(found[name], limit)
+        limit = found[name] - apart
+    return found
+
+
+if __name__ == "__main__":
+    for figure_name in FIGURES:
+        draw(figure_name)

@@ -1,0 +1,230 @@
+"""Tables and numbers of the documentation, read from the files in results/ and never typed.
+
+In a page, a table stands between two comments and is written by `python results/tables.py`:
+
+    <!-- results covid-table1 final difference p_value last5 step local shift aggregation -->
+
+    (the table)
+
+    <!-- /results -->
+
+The first word is a folder of results/ (`folder#split` for one split of several), the others are columns; a
+word with a comma, such as `fedavg,fedld`, names the rows; a folder with a Figure 2 gives its table. One
+column of several folders, each under a heading (its spaces as underlines), and a number in a sentence are
+written the same way:
+
+    <!-- across final 0.01=covid-head-lr0.01 0.1=covid-head-lr0.1 -->
+
+    (the table)
+
+    <!-- /across -->
+
+    <!-- value covid-table1 fedavg final -->62.70 ± 0.96<!-- /value -->
+
+`python results/tables.py --check` (and a test) says which page is not up to date.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+TABLE = re.compile(r"(<!-- results ([^>]*?) -->\n\n).*?(\n\n<!-- /results -->)", re.DOTALL)
+ACROSS = re.compile(r"(<!-- across ([^>]*?) -->\n\n).*?(\n\n<!-- /across -->)", re.DOTALL)
+VALUE = re.compile(r"(<!-- value (\S+) (\S+) (\S+) -->).*?(<!-- /value -->)", re.DOTALL)
+
+Row = dict[str, Any]
+
+
+def spread(digits: int = 2) -> Callable[[Row, str], str]:
+    """Mean ± standard deviation over seeds."""
+
+    def text(row: Row, key: str) -> str:
+        values = row.get(key)
+        if not values:
+            return "-"
+        deviation = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+        return f"{fmean(values):.{digits}f}{deviation}"
+
+    return text
+
+
+def number(form: str, missing: str = "-") -> Callable[[Row, str], str]:
+    """A single number."""
+    return lambda row, key: missing if row.get(key) is None else format(row[key], form)
+
+
+def difference(row: Row, _: str) -> str:
+    """Paired difference to the baseline with its interval."""
+    if row["difference"] is None:
+        return ""
+    interval = row["interval"]
+    return f"{row['difference']:+.2f}" + (f" [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else "")
+
+
+def p_value(row: Row, key: str) -> str:
+    """A probability; small ones are not rounded to nothing."""
+    p = row.get(key)
+    return "" if p is None else f"{p:.3f}" if p >= 0.0005 else "< 0.001"
+
+
+def never(row: Row, key: str) -> str:
+    """Classes that the model never names, and in how many of the seeds."""
+    found, seeds = row.get(key) or {}, len(row["seeds"])
+    return ", ".join(f"{name} ({n} of {seeds} seeds)" for name, n in found.items()) or "-"
+
+
+COLUMNS: dict[str, tuple[str, Callable[[Row, str], str]]] = {
+    "lr": ("rate", lambda row, key: row.get(key) or "-"),
+    "final": ("final, %", spread()),
+    "difference": ("difference to {baseline} [95 %]", difference),
+    "p_value": ("p (Holm)", p_value),
+    "effect_size": ("effect", number("+.1f", "")),
+    "last5": ("last 5", spread()),
+    "best": ("best", spread()),
+    "personal": ("personalised", spread()),
+    "balanced_accuracy": ("balanced, %", spread()),
+    "auroc": ("AUROC", spread(4)),
+    "worst_client": ("worst client, %", spread()),
+    "loss": ("loss", spread(3)),
+    "step": ("step / average's", number(".2f")),
+    "cosine": ("cosine", number(".2f")),
+    "local": ("local", number(".2f")),
+    "shift": ("+ shift", number("+.2f")),
+    "aggregation": ("+ aggregation", number("+.2f")),
+    "gap": ("of the gap to pooled data", number(".0%")),
+    "never_predicted": ("never predicted", never),
+    "megabytes": ("MB", number(".1f")),
+    "seconds": ("s", number(".0f")),
+}
+NAMES = {"fedavg": "FedAvg", "none": "FedAvg"}
+
+
+def rows_of(name: str) -> tuple[list[Row], str]:
+    """Rows of a table, each with its account, and the baseline's name."""
+    folder, _, split = name.partition("#")
+    found = json.loads((ROOT / "results" / folder / "table.json").read_text())
+    command = found.get("command", "")
+    if "columns" in found:
+        parts = [part for part in found["columns"] if split in ("", part["split"])]
+        if len(parts) != 1:
+            raise SystemExit(f"'{name}' names {len(parts)} splits of results/{folder}: say {folder}#SPLIT")
+        (found,) = parts
+    causes = {cause["label"]: cause for cause in found["causes"]}
+    rows = [
+        {"lr": rate_of(command, row["label"])} | causes.get(row["label"], {}) | row for row in found["rows"]
+    ]
+    return with_gaps(rows), NAMES.get(found["baseline"], found["baseline"])
+
+
+def rate_of(command: str, label: str) -> str | None:
+    """The learning rate of a row: the method's own, or that of all.
+
+    >>> rate_of("fedld compare --lr 0.1 --set fedld.lr=0.03", "fedld")
+    '0.03'
+    """
+    found = re.search(rf"--set {re.escape(label)}\.lr=(\S+)", command) or re.search(r"--lr (\S+)", command)
+    return found[1] if found else None
+
+
+def with_gaps(rows: list[Row]) -> list[Row]:
+    """Rows with the share of pooled training's lead over the baseline that a method wins.
+
+    There is no such share where pooled training is not surely ahead (its interval holds 0).
+    """
+    pooled = next((row for row in rows if row["label"] == "central"), {})
+    if not pooled.get("interval") or pooled["interval"][0] <= 0:
+        return rows
+    return [
+        row if row["difference"] is None else row | {"gap": row["difference"] / pooled["difference"]}
+        for row in rows
+    ]
+
+
+def known(column: str) -> tuple[str, Callable[[Row, str], str]]:
+    """Heading and format of a column."""
+    if column not in COLUMNS:
+        raise SystemExit(f"unknown column '{column}': there are {', '.join(COLUMNS)}")
+    return COLUMNS[column]
+
+
+def cell(row: Row, column: str) -> str:
+    """One cell as text."""
+    return known(column)[1](row, column)
+
+
+def table(words: str) -> str:
+    """The table that a comment asks for."""
+    name, *rest = words.split()
+    figure = ROOT / "results" / name / "figure2.md"
+    if figure.exists():
+        return "\n".join(line for line in figure.read_text().splitlines() if line.startswith("|"))
+    chosen = next((word.split(",") for word in rest if "," in word), None)
+    columns = [word for word in rest if "," not in word]
+    rows, baseline = rows_of(name)
+    head = [known(column)[0].format(baseline=baseline) for column in columns]
+    body = {
+        row["label"]: [cell(row, c) for c in columns] for row in rows if not chosen or row["label"] in chosen
+    }
+    return markdown(head, body)
+
+
+def across(words: str) -> str:
+    """One column of several tables beside each other."""
+    column, *rest = words.split()
+    parts = dict(word.split("=") for word in rest)
+    found = {heading: {row["label"]: row for row in rows_of(name)[0]} for heading, name in parts.items()}
+    labels = dict.fromkeys(label for rows in found.values() for label in rows)
+    body = {
+        label: [cell(rows[label], column) if label in rows else "-" for rows in found.values()]
+        for label in labels
+    }
+    return markdown([heading.replace("_", " ") for heading in found], body)
+
+
+def markdown(head: list[str], body: dict[str, list[str]]) -> str:
+    """A table with the rows' names in front."""
+    rows = [
+        ["", *head],
+        ["---"] * (len(head) + 1),
+        *([f"`{label}`", *cells] for label, cells in body.items()),
+    ]
+    first, rule, *rest = ("| " + " | ".join(row) + " |" for row in rows)
+    return "\n".join([first, rule.replace(" ", ""), *rest])
+
+
+def value(name: str, label: str, column: str) -> str:
+    """One number of a table."""
+    rows, _ = rows_of(name)
+    found = [row for row in rows if row["label"] == label]
+    if not found:
+        raise SystemExit(f"results/{name} has no row '{label}'")
+    return cell(found[0], column)
+
+
+def current(page: str) -> str:
+    """A page with all its tables and numbers as the files have them."""
+    page = TABLE.sub(lambda m: f"{m[1]}{table(m[2])}{m[3]}", page)
+    page = ACROSS.sub(lambda m: f"{m[1]}{across(m[2])}{m[3]}", page)
+    return VALUE.sub(lambda m: f"{m[1]}{value(m[2], m[3], m[4])}{m[5]}", page)
+
+
+def main() -> None:
+    """Rewrite the pages, or say which are not current."""
+    stale = [path for path in PAGES if current(path.read_text()) != path.read_text()]
+    if "--check" in sys.argv[1:]:
+        if stale:
+            raise SystemExit(f"not current: {', '.join(map(str, stale))}; run: python results/tables.py")
+        return
+    for path in stale:
+        path.write_text(current(path.read_text()))
+        print(f"rewritten: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What ails a federation, in sentences with numbers."""

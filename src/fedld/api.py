@@ -1,0 +1,143 @@
+"""`fedld.run` and `fedld.compare`: values in, a result out. The command line does the same with names."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import nn
+
+from fedld.aggregation import Rule
+from fedld.config.experiment import SETTINGS, make_experiment
+from fedld.data import DataSpec, Federation
+from fedld.engine import loop
+from fedld.engine.exchange import Progress
+from fedld.engine.loop import Callback
+from fedld.errors import FedLDError
+from fedld.local import Metric, Objective
+from fedld.methods import Method
+from fedld.results import Result, Study
+from fedld.study.compare import plan, run_study
+from fedld.study.grid import Cell, run_cell
+from fedld.study.progress import RunBars, console
+
+Named = str | dict[str, Any]
+"""A name, or a table of a name and options: {"name": "fedprox", "mu": 0.1}."""
+Data = Federation | DataSpec | str | Mapping[str, Any] | Callable[..., Federation]
+
+
+def run(
+    method: Named | Method | type[Method] = "fedavg",
+    federation: Data = "fundus-sim",
+    *,
+    model: str | nn.Module | Callable[..., nn.Module] = "cnn",
+    objective: Named | Objective | Callable[..., Any] | None = None,
+    rule: Named | Rule | type[Rule] | None = None,
+    metrics: Sequence[str | Metric | Callable[..., Any]] = (),
+    callbacks: Sequence[Callback] = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+    **settings: Any,
+) -> Result:
+    """Train one method on one federation.
+
+    A module is trained from the weights it has; a function that makes one is called with the run's seed.
+    Further settings (rounds, lr, decompose, workers, ...) are those of the page of settings. `out=None`
+    writes into a folder that goes with the result; with `resume`, a run that is in `out` is continued by the
+    same call. A callback gets the record and the model of every round, and ends the run by returning True.
+    """
+    for callback in callbacks:
+        if not callable(callback):
+            raise FedLDError(f"a callback is a function of a round's record and model, not {callback!r}")
+    parts = {"method": method, "model": model, "objective": objective, "rule": rule, "metrics": metrics}
+    experiment = make_experiment(_settings(federation, parts, settings))
+    with _folder(out) as (path, owned):
+        label = experiment.method["name"].rpartition(":")[2]
+        with _watched(experiment.rounds, label, progress) as watch:
+            if resume:
+                run_cell(Cell(label, experiment, path), watch, callbacks)
+            else:
+                loop.run(experiment, path, progress=watch, callbacks=callbacks)
+    return Result(path, label, experiment, owned)
+
+
+def compare(
+    methods: Sequence[Named | Method] | Mapping[str, Named | Method],
+    federation: Data = "fundus-sim",
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    model: str | nn.Module | Callable[..., nn.Module] = "cnn",
+    objective: Named | Objective | Callable[..., Any] | None = None,
+    rule: Named | Rule | type[Rule] | None = None,
+    metrics: Sequence[str | Metric | Callable[..., Any]] = (),
+    primary: str = "accuracy",
+    out: str | Path | None = None,
+    resume: bool = False,
+    jobs: int | None = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> Study:
+    """Several methods and seeds on the same partitions and initial weights.
+
+    A mapping gives the methods the labels of the table. `jobs` runs at a time; default: one per core.
+    """
+    parts = {"model": model, "objective": objective, "rule": rule, "metrics": metrics}
+    asked = _settings(federation, parts, settings)
+    study = plan(asked, methods, list(seeds), command="fedld.compare(...) in Python", primary=primary)
+    with _folder(out) as (path, owned):
+        with _watched(study.rounds, f"{len(study.cells)} runs", progress) as watch:
+            comparison = run_study(study, path, resume=resume, jobs=jobs, progress=watch)
+        results = {
+            (cell.label, cell.experiment.seed): Result(cell.path, cell.label, cell.experiment, owned)
+            for cell in study.placed(path)
+        }
+    return Study(path, comparison, results, owned)
+
+
+def _settings(federation: Data, parts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of a call, in the words of an experiment."""
+    for key in settings:
+        if key in parts or key == "dataset":
+            raise FedLDError(f"'{key}' is given twice")
+    given = {key: value for key, value in parts.items() if value is not None}
+    return {**given, **_data_settings(federation), **settings}
+
+
+def _data_settings(federation: Data) -> dict[str, Any]:
+    """What stands for the data: settings from which it can be made again, or else the value itself."""
+    if isinstance(federation, str):
+        return {"dataset": federation}
+    if isinstance(federation, Mapping):
+        return dict(federation)
+    spec = federation if isinstance(federation, DataSpec) else getattr(federation, "spec", None)
+    if spec is None:
+        found: dict[str, Any] = {"dataset": federation}
+        if isinstance(federation, Federation):
+            found |= {"clients": len(federation.clients), "partition": "site"}
+        return found
+    known = {key: value for key, value in vars(spec).items() if value is not None}
+    seed = known.pop("seed")
+    shared = {key: value for key, value in known.items() if key in SETTINGS}
+    return {**shared, "data_seed": seed, "data": {k: v for k, v in known.items() if k not in SETTINGS}}
+
+
+@contextmanager
+def _folder(out: str | Path | None) -> Iterator[tuple[Path, TemporaryDirectory[str] | None]]:
+    """The run's folder: the user's, or one of its own that goes when nobody holds it any more."""
+    if out is not None:
+        yield Path(out), None
+        return
+    owned = TemporaryDirectory(prefix="fedld-", ignore_cleanup_errors=True)
+    yield Path(owned.name) / "run", owned
+
+
+@contextmanager
+def _watched(total: int, label: str, progress: bool | None) -> Iterator[Progress]:
+    """A progress bar, where somebody looks."""
+    if progress if progress is not None else (console.is_terminal or console.is_jupyter):
+        with RunBars(total, label) as bars:
+            yield bars
+    else:
+        yield loop.quiet

@@ -1,0 +1,24 @@
+"""`fedld card`: the model card of a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def card(
+    run: Annotated[Path, typer.Argument(help="run directory")],
+    out: Annotated[Path | None, typer.Option(help="folder of card.md and card.json; default: RUN")] = None,
+    positive: Annotated[
+        str | None, typer.Option(help="class whose sensitivity is told; default: the last one")
+    ] = None,
+    specificity: Annotated[
+        float | None, typer.Option(help="at which sensitivity is told; default: the run's", min=0.01, max=1)
+    ] = None,
+) -> None:
+    """Write a model card: data, method, results with intervals by site, who took part, limitations."""
+    from fedld.study.card import make_card
+
+    folder = out or run
+    make_card(run, positive, specificity).write(folder)
+    typer.echo(f"{folder / 'card.md'} and {folder / 'card.json'}")

@@ -1,0 +1,1 @@
+"""The experiment: settings, presets, and the values they name."""

@@ -1,0 +1,320 @@
+"""An experiment is one TOML file, checked before anything runs and saved resolved beside its results.
+
+Nothing here imports torch: what the names stand for is found in `fedld.config.resolve`.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import tomli_w
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from fedld.config.settings import setting, settings_of
+from fedld.errors import FedLDError, nearest
+from fedld.paths import absolute, user_path
+from fedld.registry import first_problem
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+PartSettings = dict[str, Any]
+LARGEST_TOML = 1 << 20  # bytes
+
+
+class Experiment(BaseModel):
+    """All settings of a run. `method`, `objective` and `rule` are tables: a name and that value's options."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dataset: str = setting(
+        "data", "fundus-sim", "fundus-sim, digits, npz:PATH, folder:PATH, retina, covid-fl", compared=True
+    )
+    data_root: Path | None = setting("data", None, "folder of a published dataset", compared=True)
+    data_seed: Seed | None = setting(
+        "data", None, "seed of the test images (else 0) and of the partition (else the run's)", compared=True
+    )
+    split: Count | None = setting("data", None, "published client list of that dataset", compared=True)
+    clients: Count = setting("data", 5, "number of clients", compared=True)
+    partition: str = setting(
+        "data",
+        "auto",
+        "auto, iid, dirichlet, dirichlet-raw, dirichlet-sslfl, site, column:NAME, quantity, classes",
+        compared=True,
+    )
+    alpha: float = setting("data", 0.5, "Dirichlet concentration: small is heterogeneous", compared=True)
+    classes_per_client: Count = setting(
+        "data", 2, "classes per client of the partition 'classes'", compared=True
+    )
+    min_size: Count = setting("data", 10, "fewest training images of a client", compared=True)
+    image_size: Count | None = setting(
+        "data", None, "side of the images in pixels", travels=True, compared=True
+    )
+    skip_bad: bool = setting("data", False, "leave unreadable image files out", compared=True)
+    hold_out: Annotated[float, Field(gt=0, lt=1)] | None = setting(
+        "data", None, "test on this share of the training images, never on the test set", compared=True
+    )
+    data: PartSettings = setting(
+        "data", {}, "options of the dataset: test_fraction, samples, feature_shift, shortcut", compared=True
+    )
+
+    model: str = setting(
+        "model",
+        "cnn",
+        "cnn, vgg9, resnet8, resnet8-gn, resnet8-gnws, resnet18, resnet50, mobilenet_v2",
+        travels=True,
+        compared=True,
+    )
+    weights: Path | None = setting(
+        "model", None, "initial weights, .safetensors or weights-only .pth", compared=True
+    )
+    head: str = setting(
+        "model", "linear", "linear, or mlp:64 for a hidden layer of 64 units", travels=True, compared=True
+    )
+    train: str = setting(
+        "model",
+        "all",
+        "all, head, last:N blocks, or the first module to train: the rest is frozen",
+        travels=True,
+        compared=True,
+    )
+    normalisation: Literal["auto", "data", "imagenet"] = setting(
+        "model", "auto", "of pixels: data, imagenet, or auto (imagenet with weights)", compared=True
+    )
+    feature_cache: bool = setting("run", True, "compute the outputs of a frozen trunk once and keep them")
+
+    method: PartSettings = setting(
+        "training", {"name": "fedavg"}, "federated method, see 'fedld methods'", travels=True
+    )
+    objective: PartSettings | None = setting(
+        "training", None, "what clients minimise: cross-entropy, marg-log, ...", travels=True
+    )
+    rule: PartSettings | None = setting(
+        "training", None, "how the server combines: mean, principal, consensus, ...", travels=True
+    )
+    rounds: Count = setting("training", 15, "communication rounds", travels=True, compared=True)
+    local_epochs: Count = setting("training", 1, "epochs that a client trains per round", travels=True)
+    local_steps: Count | None = setting(
+        "training", None, "steps that every client trains per round, instead of epochs", travels=True
+    )
+    batch_size: Count = setting("training", 50, "samples per step", travels=True)
+    lr: Positive = setting("training", 0.01, "learning rate of the clients", travels=True)
+    lr_schedule: Literal["constant", "cosine", "step"] = setting(
+        "training", "constant", "learning rate over the rounds: constant, cosine or step", travels=True
+    )
+    lr_warmup: Annotated[int, Field(ge=0)] = setting(
+        "training", 0, "first rounds, in which the learning rate grows to its full value", travels=True
+    )
+    lr_step: Count = setting("training", 10, "rounds between two decays of the step schedule", travels=True)
+    lr_decay: Share = setting("training", 0.1, "factor of each decay of the step schedule", travels=True)
+    momentum: Annotated[float, Field(ge=0, lt=1)] = setting(
+        "training", 0.5, "momentum of the clients", travels=True
+    )
+    weight_decay: NonNegative = setting("training", 0.0, "weight decay of the clients", travels=True)
+    augment: str = setting(
+        "training", "none", "random changes to training images: none, retina, covid-fl", travels=True
+    )
+    buffers: Literal["global", "local", "frozen"] = setting(
+        "training", "global", "BatchNorm statistics: global, local or frozen", travels=True
+    )
+    sample_rate: Share = setting("training", 1.0, "share of clients that take part in a round")
+    sample_clients: Count | None = setting("training", None, "number of clients in a round, instead")
+    seed: Seed = setting("training", 0, "seed of data, initial weights and order", travels=True)
+
+    metrics: list[str] = setting(
+        "evaluation", [], "further measures: macro-f1, kappa, sensitivity, specificity, sensitivity-at-95"
+    )
+    validation: Annotated[float, Field(gt=0, lt=1)] | None = setting(
+        "evaluation",
+        None,
+        "share of clients' training images set aside: to choose best.safetensors, for the rule 'measured'",
+        travels=True,
+        compared=True,
+    )
+    specificity: Share = setting(
+        "evaluation", 0.9, "specificity at which each site's sensitivity is told", travels=True
+    )
+    eval_every: Count = setting("evaluation", 1, "rounds between evaluations")
+    personal_every: Count | None = setting(
+        "evaluation", None, "rounds between evaluations of personalised models; default: as eval_every"
+    )
+    client_losses: bool = setting(
+        "evaluation", True, "measure clients' losses before and after training", travels=True
+    )
+    decompose: Annotated[int, Field(ge=0)] = setting(
+        "evaluation", 0, "loss decomposition every N rounds, 0 = never"
+    )
+    decompose_samples: Count | None = setting(
+        "evaluation", None, "estimate the decomposition on at most N samples per client", travels=True
+    )
+
+    workers: Annotated[int, Field(ge=0)] | None = setting(
+        "run", None, "worker processes, 0 = in this process; default: cores"
+    )
+    dtype: Literal["float32", "bfloat16"] = setting("run", "float32", "float32 or bfloat16", travels=True)
+    device: Literal["cpu", "cuda"] = setting("run", "cpu", "cpu or cuda")
+    compile: bool = setting("run", False, "compile the network with torch")
+    checkpoint_every: Count = setting("run", 1, "rounds between checkpoints")
+    on_client_failure: Literal["retry", "skip", "stop"] = setting("run", "retry", "retry, skip or stop")
+    min_clients: Count | Literal["all"] = setting(
+        "run", 1, "fewer usable replies than this end the run; all: of everybody drawn"
+    )
+    max_update_ratio: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = setting(
+        "run", None, "refuse updates longer than so many times the median; 10 under Flower"
+    )
+    canary: bool = setting("run", True, "two steps on a few images at every site before round 1 (Flower)")
+    grace: NonNegative | None = setting(
+        "run", None, "seconds to wait for the others once min_clients have replied (Flower)"
+    )
+    round_timeout: Positive | None = setting("run", None, "seconds that a round may take")
+    wait_for_clients: NonNegative = setting(
+        "run", 600.0, "seconds to wait for sites, at the start and below quorum (Flower)"
+    )
+
+    _own: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def own(self) -> Mapping[str, Any]:
+        """Values that only the user has, by the setting that names them; they are not saved."""
+        return self._own
+
+    def quorum(self, drawn: int) -> int:
+        """Usable replies that a round with so many drawn clients needs."""
+        return drawn if self.min_clients == "all" else self.min_clients
+
+    @field_validator("method", "objective", "rule", mode="before")
+    @classmethod
+    def _named(cls, value: object) -> object:
+        """Allow `method = "fedavg"` for `method = {name = "fedavg"}`."""
+        return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("method", "objective", "rule")
+    @classmethod
+    def _has_name(cls, value: PartSettings | None) -> PartSettings | None:
+        if value is not None and not isinstance(value.get("name"), str):
+            raise ValueError("the table needs a 'name'")
+        return value
+
+    @model_validator(mode="after")
+    def _one_length_of_training(self) -> Self:
+        if self.local_steps is not None and self.local_epochs != 1:
+            raise ValueError("local_steps and local_epochs exclude each other: give one of them")
+        if self.lr_warmup >= self.rounds:
+            raise ValueError(f"lr_warmup = {self.lr_warmup} leaves none of {self.rounds} rounds at full rate")
+        return self
+
+    def to_toml(self) -> str:
+        """The experiment with every default written out, paths from the root: it repeats from anywhere."""
+        plain = self.model_dump(mode="json", exclude_none=True)
+        for key in ("data_root", "weights"):
+            if key in plain:
+                plain[key] = absolute(plain[key])
+        kind, colon, path = self.dataset.partition(":")
+        if kind in ("npz", "folder"):
+            plain["dataset"] = f"{kind}{colon}{absolute(path)}"
+        return tomli_w.dumps({k: v for k, v in plain.items() if v not in ({}, [])})
+
+
+SETTINGS = settings_of(Experiment)
+"""All that is said of each setting, by name."""
+
+
+def make_experiment(settings: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> Experiment:
+    """Check settings; an unknown key or a bad value is one sentence.
+
+    Values may stand in the place of names (`model=my_network`). Where settings were saved, `own` are the
+    values that their names stand for.
+
+    >>> make_experiment({"roundz": 3})
+    Traceback (most recent call last):
+    fedld.errors.FedLDError: unknown setting 'roundz': did you mean 'rounds'?
+    """
+    from fedld.config.own import name_values
+    from fedld.config.resolve import check, is_option_of_method
+
+    for key in settings:
+        if key not in SETTINGS:
+            meant = f"write 'method.{key}'" if is_option_of_method(settings, key) else None
+            raise FedLDError(f"unknown setting '{key}': {meant or nearest(key, list(SETTINGS))}")
+    named, values = name_values(settings)
+    try:
+        experiment = Experiment(**named)
+    except ValidationError as error:
+        raise FedLDError(first_problem(error)) from None
+    experiment._own |= {**values, **(own or {})}
+    check(experiment)
+    return experiment
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Settings from a TOML file."""
+    path = user_path(path)
+    if not path.exists():
+        raise FedLDError(f"there is no file '{path}'")
+    if not path.is_file() or path.stat().st_size > LARGEST_TOML:
+        raise FedLDError(f"'{path}' is no file of settings: it is a device, a folder or very large")
+    try:
+        return parse_toml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise FedLDError(f"cannot read '{path}': {error}") from None
+    except FedLDError as error:
+        raise FedLDError(f"cannot read '{path}' as TOML: {error}") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Settings from TOML; also what makes the parser itself give up is one sentence."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise FedLDError("tables or arrays are nested too deeply") from None
+    except ValueError as error:  # also integers of thousands of digits
+        raise FedLDError(str(error)) from None
+
+
+def override(settings: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
+    """Apply `key=value` and `table.key=value`; values are read as TOML, else as text.
+
+    >>> override({"method": "fedprox"}, ["method.mu=0.1", "model=resnet8"])
+    {'method': {'name': 'fedprox', 'mu': 0.1}, 'model': 'resnet8'}
+    """
+    result = dict(settings)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key:
+            raise FedLDError(f"'{assignment}' is not of the form key=value")
+        result = assign(result, key, plain_value(text))
+    return result
+
+
+def assign(settings: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Settings with one of them, or one of a table's, set.
+
+    >>> assign({"method": "fedprox"}, "method.mu", 0.1)
+    {'method': {'name': 'fedprox', 'mu': 0.1}}
+    """
+    table, dot, inner = key.partition(".")
+    if not dot:
+        return {**settings, key: value}
+    part = settings.get(table, {"name": "fedavg"} if table == "method" else {})
+    if not isinstance(part, str | dict):
+        raise FedLDError(f"'{key}' sets a part of '{table}', which is no table but {part!r}")
+    return {**settings, table: {**({"name": part} if isinstance(part, str) else part), inner: value}}
+
+
+def plain_value(text: str) -> Any:
+    """A value as TOML, else as text."""
+    try:
+        return parse_toml(f"value = {text}")["value"]
+    except FedLDError:
+        return text

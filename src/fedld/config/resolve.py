@@ -1,0 +1,140 @@
+"""From an experiment's names to the values that they stand for; every name is checked here, before a run."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from fedld.aggregation import make_rule
+from fedld.config.experiment import Experiment, PartSettings
+from fedld.data import AUGMENTATIONS, DataSpec, Federation, check_names, load
+from fedld.errors import FedLDError
+from fedld.local import METRICS, OBJECTIVES, Metric, Objective, Training
+from fedld.local.metrics import BUILT_IN
+from fedld.local.schedule import Schedule
+from fedld.methods import METHODS, Method
+from fedld.models import MODELS, NAMES, hidden_units
+from fedld.registry import call_with, configure, find, name_of, options_of
+
+
+def check(experiment: Experiment) -> None:
+    """Refuse an experiment in which a name stands for nothing, or an option does not fit."""
+    make_method(experiment)
+    make_training(experiment)
+    make_metrics(experiment)
+    if "dataset" not in experiment.own:
+        check_names(make_data_spec(experiment))
+    if "model" not in experiment.own:
+        find(dict.fromkeys([*NAMES, *MODELS]), experiment.model, "model")
+    hidden_units(experiment.head)
+
+
+def make_method(experiment: Experiment) -> Method:
+    """The method, with the experiment's objective and rule around it where they are set."""
+    name, options = _split(experiment.method)
+    own = experiment.own
+    method = configure(own.get("method") or find(METHODS, name, "method"), options, f"method {name}")
+    if experiment.objective:
+        name, options = _split(experiment.objective)
+        objective = own.get("objective") or find(OBJECTIVES, name, "objective")
+        method = replace(method, objective=configure(objective, options, f"objective {name}"))
+    if experiment.rule:
+        name, options = _split(experiment.rule)
+        granularity = options.pop("granularity", method.granularity)
+        method = configure(method, {"granularity": granularity}, "rule")
+        rule = (
+            configure(own["rule"], options, f"rule {name}") if "rule" in own else make_rule(name, **options)
+        )
+        method = replace(method, rule=rule)
+    if experiment.max_update_ratio is not None and method.max_update_ratio is None:
+        method = replace(method, max_update_ratio=experiment.max_update_ratio)
+    return method
+
+
+def make_metrics(experiment: Experiment) -> dict[str, Metric]:
+    """The measures beside the built-in ones, by name."""
+    own = experiment.own.get("metrics", {})
+    short = {name: name.rpartition(":")[2].rpartition(".")[2] for name in experiment.metrics}
+    for name in experiment.metrics:
+        if short[name] in BUILT_IN:
+            raise FedLDError(f"metric '{name}' is measured in every run: give one of your own another name")
+    return {short[name]: own.get(name) or find(METRICS, name, "metric") for name in experiment.metrics}
+
+
+def make_federation(experiment: Experiment) -> Federation:
+    """The clients' data and the test set: the user's own, or the dataset divided among clients.
+
+    With `hold_out` a part of the clients' images is the test set; with `validation` a part is set aside.
+    """
+    own = experiment.own.get("dataset")
+    if own is None:
+        federation = load(make_data_spec(experiment))
+    elif isinstance(own, Federation):
+        federation = own
+    else:
+        federation = call_with(own, "dataset", **_data_options(experiment))
+        if not isinstance(federation, Federation):
+            raise FedLDError(f"dataset '{name_of(own)}' made a {type(federation).__name__}, not a Federation")
+    if experiment.hold_out is not None:
+        federation = federation.hold_out(experiment.hold_out, experiment.seed)
+    if experiment.validation is not None:
+        federation = federation.set_aside(experiment.validation, experiment.seed)
+    return federation
+
+
+def describe_objective(objective: Objective, **changes: Any) -> PartSettings:
+    """The table that makes an objective, some of its options changed.
+
+    >>> describe_objective(OBJECTIVES["marg-log"], lam=0.5)
+    {'name': 'marg-log', 'lam': 0.5}
+    """
+    name = next(name for name, value in OBJECTIVES.items() if type(value) is type(objective))
+    return {"name": name, **asdict(objective), **changes}
+
+
+def make_data_spec(experiment: Experiment) -> DataSpec:
+    """Where the data comes from and how it is dealt to clients."""
+    spec = configure(DataSpec(), _data_options(experiment), "data")
+    own = experiment.own.get("partition")
+    return spec if own is None else replace(spec, partition=own)
+
+
+def _data_options(experiment: Experiment) -> dict[str, Any]:
+    fields = {"dataset", "data_root", "split", "clients", "partition", "alpha", "classes_per_client"}
+    shared = experiment.model_dump(include=fields | {"min_size", "image_size", "skip_bad"})
+    seed = experiment.seed if experiment.data_seed is None else experiment.data_seed
+    return {**shared, "seed": seed, "test_seed": experiment.data_seed or 0, **experiment.data}
+
+
+def make_training(experiment: Experiment, round_: int = 1) -> Training:
+    """How every client trains in a round."""
+    schedule = Schedule(
+        experiment.lr_schedule,
+        experiment.rounds,
+        experiment.lr_warmup,
+        experiment.lr_step,
+        experiment.lr_decay,
+    )
+    name = experiment.augment
+    return Training(
+        experiment.local_epochs,
+        experiment.batch_size,
+        experiment.lr,
+        experiment.momentum,
+        experiment.weight_decay,
+        experiment.buffers,
+        experiment.dtype == "bfloat16",
+        None if name == "none" else find(AUGMENTATIONS, name, "augmentation"),
+        experiment.local_steps,
+        schedule.factor(round_),
+    )
+
+
+def is_option_of_method(settings: Mapping[str, Any], key: str) -> bool:
+    """Whether somebody wrote `mu` who meant `method.mu`."""
+    part = settings.get("method", {"name": "fedavg"})
+    name = part.get("name", "") if isinstance(part, dict) else part
+    return isinstance(name, str) and name in METHODS and key in options_of(METHODS[name])
+
+
+def _split(part: PartSettings) -> tuple[str, PartSettings]:
+    return part["name"], {key: value for key, value in part.items() if key != "name"}

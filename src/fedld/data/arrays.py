@@ -1,0 +1,165 @@
+"""A federation from a user's own arrays or datasets, written once to the cache so that every process maps it.
+
+Pictures of uint8 are normalised like those of any dataset; floats are given to the model as they are.
+"""
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedld.data.federation import Federation, Pair
+from fedld.data.table import Table, cached, fingerprint, write_table
+from fedld.errors import FedLDError
+from fedld.paths import cache_root
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+
+def federation_from_arrays(
+    clients: Mapping[str, Pair], test: Pair | None, classes: Sequence[str] | None, name: str
+) -> Federation:
+    """Clients by name, each (samples, labels); without a test set a fifth of all is drawn for one."""
+    from fedld.data.datasets import federate
+    from fedld.data.spec import DataSpec
+
+    _check_names(clients)
+    parts = {client: _checked(f"client '{client}'", pair) for client, pair in clients.items()}
+    if test is not None:
+        parts[""] = _checked("the test set", test)
+    _check_alike(parts)
+    samples = np.concatenate([x for x, _ in parts.values()])
+    labels, names = _classes(np.concatenate([y for _, y in parts.values()]), classes)
+    sites = np.repeat(list(parts), [len(y) for _, y in parts.values()])
+    split = np.where(sites == "", "test", "train" if test is not None else "draw")
+    table = _write(name, samples, labels, names, split, sites)
+    return federate(table, DataSpec(name, partition="site"))
+
+
+def _check_names(clients: Any) -> None:
+    """Clients come by name, and there is one."""
+    if not isinstance(clients, Mapping):
+        raise FedLDError(
+            f"clients are given by name, {{name: (samples, labels)}}, not as {type(clients).__name__}"
+        )
+    if not clients:
+        raise FedLDError("a federation needs at least one client")
+    for client in clients:
+        if not isinstance(client, str) or not client:
+            raise FedLDError(f"a client's name is a word, not {client!r}")
+
+
+def federation_from_datasets(
+    clients: "Mapping[str, Dataset[Any]]",
+    test: "Dataset[Any] | None",
+    classes: Sequence[str] | None,
+    name: str,
+) -> Federation:
+    """Clients by name, each a map-style torch Dataset of (sample, label) pairs, which is read once."""
+    _check_names(clients)
+    read = {client: _read(f"the dataset of '{client}'", dataset) for client, dataset in clients.items()}
+    return federation_from_arrays(
+        read, None if test is None else _read("the test dataset", test), classes, name
+    )
+
+
+def _read(what: str, dataset: Any) -> Pair:
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise FedLDError(f"{what} is no map-style dataset: it has no length or no items")
+    samples, labels = [], []
+    for place in range(len(dataset)):
+        item = dataset[place]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise FedLDError(f"item {place} of {what} is not a (sample, label) pair")
+        samples.append(np.asarray(item[0]))
+        labels.append(np.asarray(item[1]))
+        if samples[-1].shape != samples[0].shape:
+            raise FedLDError(
+                f"item {place} of {what} has shape {samples[-1].shape}, the first one {samples[0].shape}"
+            )
+    return (np.stack(samples), np.stack(labels)) if samples else (np.empty((0, 1)), np.empty(0, int))
+
+
+def _checked(what: str, pair: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """One client's arrays: uint8 pictures (N, H, W, C), or floats of any shape, maps as (N, H, W, C) too."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise FedLDError(f"{what} is not a (samples, labels) pair")
+    x, y = np.asarray(pair[0]), np.asarray(pair[1])
+    if len(x) != len(y) or y.ndim != 1:
+        raise FedLDError(f"{what} has {len(x)} samples and labels of shape {y.shape}")
+    if not len(y):
+        raise FedLDError(f"{what} has no samples")
+    if x.dtype == np.uint8 and x.ndim in (3, 4):
+        return x.reshape(*x.shape[:3], -1), y
+    if x.dtype.kind not in "fiub" or x.ndim < 2:
+        raise FedLDError(f"{what} has samples of {x.dtype} {x.shape}: numbers (N, ...) are needed")
+    x = x.astype(np.float32)
+    if not np.isfinite(x).all():
+        raise FedLDError(f"{what} has samples that are not finite")
+    return np.moveaxis(x, 1, -1) if x.ndim == 4 else x, y
+
+
+def _check_alike(parts: dict[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:
+    first, (x, _) = next(iter(parts.items()))
+    for client, (other, _) in parts.items():
+        if (other.shape[1:], other.dtype) != (x.shape[1:], x.dtype):
+            raise FedLDError(
+                f"the samples of '{client or 'the test set'}' are {other.dtype} {other.shape[1:]}, "
+                f"those of '{first}' {x.dtype} {x.shape[1:]}"
+            )
+
+
+def _classes(
+    labels: NDArray[Any], classes: Sequence[str] | None
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Labels as numbers from 0, and the names of the classes."""
+    if labels.dtype.kind in "US":
+        names = tuple(classes) if classes else tuple(sorted(map(str, set(labels))))
+        unknown = sorted(set(map(str, labels)) - set(names))
+        if unknown:
+            raise FedLDError(f"label '{unknown[0]}' is not one of the classes {', '.join(names)}")
+        return np.array([names.index(str(label)) for label in labels], np.int64), names
+    if labels.dtype.kind not in "iub" or labels.min() < 0:
+        raise FedLDError(f"labels are whole numbers from 0 or words, not {labels.dtype} from {labels.min()}")
+    count = max(int(labels.max()) + 1, 2)
+    names = tuple(classes) if classes else tuple(map(str, range(count)))
+    if len(names) < count:
+        raise FedLDError(f"there is a label {count - 1}, but only {len(names)} classes are named")
+    return labels.astype(np.int64), names
+
+
+def _write(
+    name: str,
+    samples: NDArray[Any],
+    labels: NDArray[np.int64],
+    classes: tuple[str, ...],
+    split: NDArray[np.str_],
+    sites: NDArray[np.str_],
+) -> Table:
+    """The table of this content: made once, found again by its digest."""
+    digest = sha256()
+    for array in (samples, labels, split, sites):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    key = fingerprint("arrays", digest.hexdigest(), str(samples.dtype), samples.shape, classes)
+    channels = samples.shape[-1] if samples.ndim == 4 else 1
+    given: dict[str, Any] = {}
+    if samples.dtype != np.uint8:  # as they are: no mean is taken off
+        given = {"mean": (0.0,) * channels, "std": (1.0,) * channels}
+    return cached(
+        cache_root(),
+        "arrays",
+        key,
+        lambda folder: write_table(
+            folder,
+            samples,
+            labels,
+            classes,
+            split=split,
+            columns={"site": sites},
+            partition="site",
+            **given,
+        ),
+    )

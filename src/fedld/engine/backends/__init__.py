@@ -1,0 +1,1 @@
+"""Where jobs run: this process, worker processes, Flower sites."""

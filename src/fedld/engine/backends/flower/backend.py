@@ -1,0 +1,266 @@
+"""The round loop's backend on Flower: one message per site and round, quorum, time limits, missing sites.
+
+All jobs that concern a site travel in one message (an exchange costs seconds, whatever it carries); the
+server tests the global model on its own test set while the sites are at work.
+"""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from flwr.app import RecordDict
+
+from fedld.engine.backends.flower.orders import Orders, SiteError, same_structure
+from fedld.engine.backends.flower.sites import Patience, Sites, exchange
+from fedld.engine.backends.flower.wire import listed
+from fedld.engine.backends.inprocess import InProcess
+from fedld.engine.jobs import (
+    CandidateJob,
+    ClientJob,
+    Done,
+    Failure,
+    Job,
+    JobResult,
+    LossJob,
+    Personal,
+    PersonalJob,
+    Prepared,
+    PrepareJob,
+    RoundJob,
+    Setup,
+    SharedMemory,
+    SiteTest,
+    SiteTestJob,
+    TestJob,
+    Trained,
+    TrainJob,
+)
+from fedld.engine.measure import UNKNOWN
+from fedld.errors import FedLDError, printable
+from fedld.layout import Tree
+from fedld.records.ledger import Ledger
+from fedld.records.schema import Event
+
+DEFAULT_TIMEOUT = 3600.0
+PAUSE = 2.0
+SERVER = ""
+"""Who does what the server does itself; no site has this name."""
+T = TypeVar("T")
+Kept = Callable[[], set[tuple[str, int]]]
+
+
+@dataclass
+class _Request:
+    """One call of `run`: each site's jobs under their places in the list, and what has been found so far."""
+
+    jobs: Sequence[Job]
+    common: Tree
+    limit: float
+    places: dict[str, list[tuple[int, ClientJob]]]
+    found: dict[tuple[int, str], Any] = field(default_factory=dict)
+
+
+class FlowerBackend:
+    """Runs the jobs of a round at the sites."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        memory: SharedMemory,
+        sites: Sites,
+        run: str,
+        kept: Kept,
+        ledger: Ledger,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.setup, self.sites, self.kept, self.ledger, self.tell = setup, sites, kept, ledger, tell
+        self.rehearsed = not setup.experiment.canary
+        self.orders, self.here = Orders(setup, memory, run), InProcess(setup, memory)
+
+    def run(
+        self, jobs: Sequence[Job], common: Tree, done: Done | None = None, deadline: float | None = None
+    ) -> list[JobResult | Failure]:
+        """Do all jobs; a job whose site is missing is a failure, or a measure that is not known."""
+        limit = DEFAULT_TIMEOUT if deadline is None else deadline - time.monotonic()
+        request = _Request(jobs, common, limit, self._places(jobs))
+        if not self.rehearsed:
+            self._rehearse(request)
+        self._ask(request, list(request.places), limit, lambda: self._test(request))
+        self._wait_for_quorum(request)
+        results = [_result(request, k, job) for k, job in enumerate(jobs)]
+        same_structure(results)
+        if done is not None:
+            for job, result in zip(jobs, results, strict=True):
+                done(job, result)
+        return results
+
+    def close(self) -> None:
+        """The grid belongs to Flower."""
+
+    def _places(self, jobs: Sequence[Job]) -> dict[str, list[tuple[int, ClientJob]]]:
+        """Jobs by site, a loss job for several sites divided; who has no test images is asked for none."""
+        tested = {site.site for site in self.sites.fixed or () if site.test}
+        places: dict[str, list[tuple[int, ClientJob]]] = defaultdict(list)
+        for k, job in enumerate(jobs):
+            if isinstance(job, LossJob):
+                for site in job.clients:
+                    places[site].append((k, replace(job, clients=(site,))))
+            elif isinstance(job, SiteTestJob) and job.incoming.client not in tested:
+                continue
+            elif not isinstance(job, TestJob):
+                places[job.incoming.client].append((k, job))
+        return dict(places)
+
+    def _test(self, request: _Request) -> None:
+        """The global test set is the server's: its jobs are done here, while the sites are at work."""
+        mine = [k for k, job in enumerate(request.jobs) if isinstance(job, TestJob)]
+        for k, result in zip(
+            mine, self.here.run([request.jobs[k] for k in mine], request.common), strict=True
+        ):
+            request.found[k, SERVER] = result
+
+    def _rehearse(self, request: _Request) -> None:
+        """The canary: every site trains two steps on a few images before anything is spent on a round."""
+        self.rehearsed = True
+        first = {site: request.jobs[k] for k, site in _training(request.jobs).items()}
+        nodes = {site: node for site, node in self.sites.present.items() if site in first}
+        contents = {
+            node: self.orders.write([cast(ClientJob, first[site])], request.common, set(), canary=True)
+            for site, node in nodes.items()
+        }
+        replies = exchange(self.sites.grid, contents, "train", Patience(request.limit), self.orders.largest)
+        failed: dict[str, str] = {}
+        for site in first:
+            reply = replies[nodes[site]] if site in nodes else self._absent(site)
+            found = reply if isinstance(reply, Failure) else self._read(self.orders.rehearsed, reply)
+            if isinstance(found, Failure):
+                failed[site] = found.error
+            else:
+                facts = {"seconds": found.seconds, "memory": found.memory}
+                self.tell({"event": "canary", "client": site, **facts})
+        for name, why in failed.items():
+            self.tell({"event": "canary", "client": name, "why": why})
+        needed = min(self.setup.experiment.quorum(len(first)), len(first))
+        if len(first) - len(failed) < needed:
+            why = "; ".join(f"{name}: {text}" for name, text in failed.items())
+            raise FedLDError(
+                f"{len(first) - len(failed)} of {len(first)} sites can train, {needed} are needed ({why})"
+            )
+
+    def _read(self, read: Callable[[RecordDict], T], reply: RecordDict) -> T | Failure:
+        """What is read of a reply; whatever goes wrong with it is its site's failure."""
+        try:
+            return read(reply)
+        except SiteError as error:
+            return Failure(printable(str(error)), "", "failed")
+        except Exception as error:
+            text = str(error) if isinstance(error, FedLDError) else f"its reply is malformed: {error!r}"
+            return Failure(printable(text), "", "malformed")
+
+    def _ask(
+        self, request: _Request, sites: list[str], limit: float, meanwhile: Callable[[], None] | None = None
+    ) -> None:
+        """Send sites their orders and file the outcomes, or the reason why there is none."""
+        self.sites.refresh()
+        present, kept = self.sites.present, self.kept()
+        nodes = {site: present[site] for site in sites if site in present}
+        contents = {
+            node: self.orders.write(
+                _jobs(request, site), request.common, {round_ for owner, round_ in kept if owner == site}
+            )
+            for site, node in nodes.items()
+        }
+        experiment, training = self.setup.experiment, _training(request.jobs)
+        expected = len(training) or len(sites)  # grace is also for those who only measure
+        quorum = min(experiment.quorum(expected), expected)
+        patience = Patience(limit, quorum, experiment.grace)
+        replies = exchange(self.sites.grid, contents, "train", patience, self.orders.largest, meanwhile)
+        for site in sites:
+            reply = replies[nodes[site]] if site in nodes else self._absent(site)
+            self._file(request, site, reply)
+            self._enter(request, site, contents.get(nodes.get(site, 0)), reply)
+
+    def _file(self, request: _Request, site: str, reply: RecordDict | Failure) -> None:
+        places = request.places[site]
+        found: Any = reply
+        if not isinstance(reply, Failure):
+            found = self._read(partial(self.orders.read, _jobs(request, site)), reply)
+        results = [found] * len(places) if isinstance(found, Failure) else found
+        for (k, _), result in zip(places, results, strict=True):
+            request.found[k, site] = result
+
+    def _enter(
+        self, request: _Request, site: str, sent: RecordDict | None, reply: RecordDict | Failure
+    ) -> None:
+        """An order and its outcome, in the ledger."""
+        jobs = _jobs(request, site)
+        outcome = next((found for (k, _) in request.places[site] if (found := request.found[k, site])), None)
+        facts: dict[str, Any] = {"sent": listed(sent) if sent else {}}
+        if isinstance(outcome, Failure):
+            facts |= {"missing": outcome.reason, "why": outcome.error}
+        if not isinstance(reply, Failure):
+            facts["received"] = listed(reply)
+        self.ledger.append(
+            "order",
+            run=self.orders.run,
+            site=site,
+            rounds=sorted({job.round for job in jobs if isinstance(job, RoundJob)}),
+            jobs=dict(Counter(job.kind for job in jobs)),
+            **facts,
+        )
+
+    def _absent(self, site: str) -> Failure:
+        refused = self.sites.refused.get(site)
+        if refused:
+            return Failure(f"the site was refused: {refused}", "", "refused")
+        return Failure("the site is not connected", "", "away")
+
+    def _wait_for_quorum(self, request: _Request) -> None:
+        """Below quorum: wait for missing sites to come back and ask them again, for a set time."""
+        training = _training(request.jobs)
+        needed = min(self.setup.experiment.quorum(len(training)), len(training))
+        end = time.monotonic() + self.setup.experiment.wait_for_clients
+        while time.monotonic() < end and _usable(request, training) < needed:
+            time.sleep(PAUSE)
+            self.sites.refresh()
+            failed = [site for k, site in training.items() if isinstance(request.found[k, site], Failure)]
+            back = [site for site in failed if site in self.sites.present]
+            if back:
+                self._ask(request, back, min(request.limit, max(1.0, end - time.monotonic())))
+
+
+def _training(jobs: Sequence[Job]) -> dict[int, str]:
+    """Clients that train or prepare to, by their job's place."""
+    work = PrepareJob | TrainJob
+    return {k: job.incoming.client for k, job in enumerate(jobs) if isinstance(job, work)}
+
+
+def _jobs(request: _Request, site: str) -> list[ClientJob]:
+    return [job for _, job in request.places[site]]
+
+
+def _usable(request: _Request, training: dict[int, str]) -> int:
+    results = (request.found[k, site] for k, site in training.items())
+    return sum(isinstance(result, Prepared | Trained) and result.finite for result in results)
+
+
+def _result(request: _Request, k: int, job: Job) -> JobResult | Failure:
+    """A job's result; where a site is missing, its losses and measures are not known."""
+    match job:
+        case TestJob():
+            result: JobResult | Failure = request.found[k, SERVER]
+        case LossJob():
+            sums = (request.found[k, site] for site in job.clients)
+            result = [UNKNOWN if isinstance(one, Failure) else one for one in sums]
+        case PersonalJob():
+            result = request.found[k, job.incoming.client]
+            result = Personal(None, None) if isinstance(result, Failure) else result
+        case SiteTestJob():
+            result = request.found.get((k, job.incoming.client))
+            result = result if isinstance(result, SiteTest) else SiteTest({})
+        case PrepareJob() | TrainJob() | CandidateJob():
+            result = request.found[k, job.incoming.client]
+    return result

@@ -1,0 +1,92 @@
+"""`fedld site check`: does a site's data fit, and what would leave the site?"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedld import __version__
+from fedld.config.experiment import Experiment
+from fedld.config.resolve import make_method
+from fedld.data.table import Table
+from fedld.engine.backends.flower.federation import PLAIN, FileFacts, describe, open_site, relabel
+from fedld.engine.backends.flower.wire import Description
+from fedld.engine.network import make_layout
+from fedld.errors import FedLDError
+from fedld.models import build, cut
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """What was found, what is wrong with it, and what would be sent."""
+
+    table: Table
+    description: Description
+    problems: tuple[str, ...]
+    bytes_up: int | None
+    decompose: bool
+
+    def lines(self) -> Iterator[str]:
+        """The report for a reader."""
+        found = self.description
+        height, width, channels = found.shape
+        yield f"training images: {found.train}"
+        yield f"test images: {found.test}"
+        yield f"shape: {height} x {width}, {channels} channel(s)"
+        for name, count in zip(self.table.classes, found.label_counts, strict=True):
+            yield f"class '{name}': {count} training images"
+        yield f"unreadable files: {len(self.table.skipped)}"
+        yield from (f"  {name}" for name in self.table.skipped)
+        yield from (f"note: {note}" for note in self.table.notes)
+        yield from self._leaving()
+        yield from (f"PROBLEM: {problem}" for problem in self.problems)
+
+    def _leaving(self) -> Iterator[str]:
+        update = "the model's update" + ("" if self.bytes_up is None else f" ({self.bytes_up:,} bytes)")
+        yield "what would leave the site:"
+        yield "  at the start: its name, fedld's version, the shape of the images, the number of images of"
+        yield "    each class, and for each channel the sum and the sum of squares of all pixels"
+        yield f"  each round: {update}, what the method adds to it, sums of losses and hits, time taken"
+        yield "  at the end: accuracy, AUROC and sensitivity on its own test images, with intervals"
+        if self.decompose:
+            yield "    (this experiment decomposes the loss: the other sites receive this site's model, too)"
+        yield "what never leaves: images, labels of single images, file names, the personal part of the model"
+
+
+def check_site(
+    data: Path,
+    experiment: Experiment | None = None,
+    classes: Sequence[str] | None = None,
+    files: FileFacts = PLAIN,
+) -> SiteReport:
+    """Open a site's data as a run would, list what cannot be read, and compare it with an experiment."""
+    if not data.exists():
+        raise FedLDError(f"there is no file or folder '{data}'")
+    table = open_site(str(data), experiment.image_size if experiment else None, replace(files, skip_bad=True))
+    description = describe(table, "site", __version__, table.classes)
+    problems = tuple(_problems(table, classes))
+    bytes_up = None if experiment is None else _bytes_up(experiment, classes or table.classes, description)
+    return SiteReport(
+        table, description, problems, bytes_up, experiment is not None and experiment.decompose > 0
+    )
+
+
+def _problems(table: Table, classes: Sequence[str] | None) -> Iterator[str]:
+    if table.skipped:
+        yield f"{len(table.skipped)} files cannot be read: mend or remove them, or start with --skip-bad"
+    try:
+        relabel(table, classes or table.classes)
+    except FedLDError as error:
+        yield str(error)
+
+
+def _bytes_up(experiment: Experiment, classes: Sequence[str], description: Description) -> int:
+    """Size of one update: the shared parameters and buffers."""
+    height, width, channels = description.shape
+    size = min(height, width)
+    name, head, number = experiment.model, experiment.head, len(classes)
+    network = build(name, classes=number, channels=channels, image_size=size, seed=0, head=head)
+    _, model = cut(network, experiment.train)
+    method = make_method(experiment)
+    method.check(model)
+    layout = make_layout(experiment, method, method.adapt(model))
+    return 4 * layout.shared_size

@@ -1,0 +1,170 @@
+"""What the operator does with a running server, through its door: submit, follow, stop, look."""
+
+import hashlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.constant import HEARTBEAT_PATIENCE
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    StartRunRequest,
+    StopRunRequest,
+    StreamLogsRequest,
+)
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.error import FlowerError
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+from fedld.engine.backends.flower.door import connect
+from fedld.engine.backends.flower.launch import presence_file, roster_file
+from fedld.engine.backends.flower.roster import Roster
+from fedld.errors import FedLDError
+from fedld.records.ledger import Ledger, shown
+from fedld.records.reader import read_records
+from fedld.records.schema import ROUNDS
+
+
+def presence(folder: Path) -> dict[str, Any]:
+    """What the server or site of a folder says of itself, if it runs."""
+    try:
+        facts = dict(json.loads(presence_file(folder).read_text()))
+        os.kill(int(facts["pid"]), 0)
+    except (OSError, ValueError, KeyError):
+        raise FedLDError(f"nothing of fedld is running for '{folder}'") from None
+    return facts
+
+
+def server_status(runs: Path) -> Iterator[str]:
+    """A running server in lines: since when, its sites, its runs."""
+    control = Control(runs)
+    facts = control.facts
+    yield f"server at {facts['address']} since {facts['since']}, process {facts['pid']}"
+    newest = max(runs.glob("*/sites.json"), key=lambda path: path.stat().st_mtime, default=None)
+    known = {} if newest is None else {one["site"]: one for one in json.loads(newest.read_text())["sites"]}
+    roster = Roster(roster_file(runs))
+    nodes = {(roster.name(node.public_key) or f"node {node.node_id}"): node for node in control.nodes()}
+    for name in sorted({*roster.keys(), *nodes}):
+        yield f"  {name}: {_node(nodes.get(name), known.get(name))}"
+    for path in sorted(runs.glob("*/config.toml"), key=lambda path: path.stat().st_mtime):
+        done = (path.parent / "summary.json").exists()
+        count = len(read_records(path.parent, ROUNDS).lines)
+        yield f"  run {path.parent.name}: {count} rounds recorded{', finished' if done else ''}"
+    control.close()
+
+
+def _node(node: Any, described: dict[str, Any] | None) -> str:
+    """A site as the server sees it, and as far as it disclosed itself in the newest run."""
+    if node is None or not node.last_activated_at:
+        return "registered, was never here"
+    words = [f"{node.status} since {node.last_activated_at[:19]}"]
+    if node.status == "online":
+        seen = datetime.fromtimestamp(node.online_until - HEARTBEAT_PATIENCE * node.heartbeat_interval, UTC)
+        words.append(f"last seen {seen:%Y-%m-%dT%H:%M:%S}")
+    else:
+        words = [f"{node.status} since {node.last_deactivated_at[:19]}"]
+    if described is not None:
+        words.append(f"fedld {described['version']}, {described['train']} training images")
+    return ", ".join(words)
+
+
+def site_status(folder: Path) -> Iterator[str]:
+    """A running site in lines: since when, which server, its newest entries in the ledger."""
+    facts = presence(folder)
+    yield f"site '{folder.name}' of server {facts['server']}, process {facts['pid']}, since {facts['since']}"
+    ledger = Ledger(folder / "ledger.jsonl")
+    if ledger.file.exists():
+        found = ledger.check()
+        yield f"  ledger: {found.problem or f'{len(found.entries)} lines, whole'}"
+        yield from (f"  {line}" for line in shown(found.entries[-3:]))
+
+
+def stop(folder: Path, seconds: float = 30.0) -> None:
+    """End the server or site of a folder, and wait until it has ended."""
+    pid = int(presence(folder)["pid"])
+    os.kill(pid, signal.SIGTERM)
+    end = time.monotonic() + seconds
+    while presence_file(folder).exists():
+        if time.monotonic() > end:
+            raise FedLDError(f"process {pid} did not end within {seconds:.0f} s")
+        time.sleep(0.1)
+
+
+class Control:
+    """A running server, as its operator sees it."""
+
+    def __init__(self, runs: Path) -> None:
+        try:
+            facts = presence(runs)
+        except FedLDError:
+            raise FedLDError(
+                f"no server keeps its runs in '{runs}': start it with `fedld server start --runs {runs}`, "
+                "or name its folder with --server"
+            ) from None
+        self.facts = facts
+        version = RuntimeVersionHttpInterceptor(component_name="flwr")
+        self._client = connect(ControlHttpClient, Path(str(facts["door"])), [version])
+
+    def start(self, config: dict[str, Any]) -> int:
+        """Start a run of fedld's app; its number."""
+        with as_file(files("fedld.engine.backends.flower") / "app") as app:
+            content = build_fab_from_disk(app)
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(config))
+        try:
+            return int(self._client.StartRun(request).run_id)
+        except httpx.HTTPError as error:
+            raise FedLDError(f"the server did not take the run: {_said(error)}") from None
+
+    def follow(self, run: int) -> Iterator[str]:
+        """The lines of a run's log, until it ends; a server that goes away ends it, too."""
+        rest = ""
+        try:
+            for part in self._client.StreamLogs(StreamLogsRequest(run_id=run, after_timestamp=0.0)):
+                *lines, rest = (rest + part.log_output).split("\n")
+                yield from lines
+        except (httpx.HTTPError, ValueError):
+            return
+        yield rest
+
+    def stop(self, run: int) -> None:
+        """End a run; its last finished round is safe."""
+        try:
+            self._client.StopRun(StopRunRequest(run_id=run))
+        except httpx.HTTPError as error:
+            raise FedLDError(f"the run could not be stopped: {_said(error)}") from None
+
+    def nodes(self) -> list[Any]:
+        """Flower's view of the sites."""
+        try:
+            return list(self._client.ListNodes(ListNodesRequest()).nodes_info)
+        except httpx.HTTPError as error:
+            raise FedLDError(f"the server does not answer: {_said(error)}") from None
+
+    def runs(self) -> list[Any]:
+        """Flower's view of the runs."""
+        try:
+            return list(self._client.ListRuns(ListRunsRequest()).run_dict.values())
+        except httpx.HTTPError as error:
+            raise FedLDError(f"the server does not answer: {_said(error)}") from None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+
+def _said(error: httpx.HTTPError) -> str:
+    if isinstance(error, httpx.HTTPStatusError) and (told := FlowerError.from_json(error.response.text)):
+        return str(told.message)
+    return str(error) or type(error).__name__

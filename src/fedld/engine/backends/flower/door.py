@@ -1,0 +1,66 @@
+"""A door: a Unix socket in a folder that only its owner can enter.
+
+Flower's control and runtime endpoints ask nobody who they are. Behind a door the operating system does:
+whoever reaches them is the account that started the server (or the site), or root.
+"""
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from flwr.supercore.protobuf.client import ProtobufClient
+
+from fedld.errors import FedLDError
+
+C = TypeVar("C", bound=ProtobufClient)
+TIMEOUT = 30.0
+
+
+def connect(kind: type[C], door: Path, interceptors: Sequence[Any] = (), retry: Any = None) -> C:
+    """A client of Flower that speaks through a door."""
+    check_door(door)
+    client = kind("http://door", interceptors=interceptors, verify=False, retry_invoker=retry)
+    client._client.close()
+    client._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(door)), timeout=TIMEOUT)
+    return client
+
+
+def check_door(door: Path) -> None:
+    """Somebody else's socket is not trusted, wherever its path was read."""
+    try:
+        folder = door.parent.stat()
+    except OSError:
+        raise FedLDError(f"there is no server behind '{door}'") from None
+    if folder.st_uid != os.getuid() or stat.S_IMODE(folder.st_mode) != 0o700:
+        raise FedLDError(f"'{door.parent}' is not a folder of yours alone")
+
+
+def through_doors() -> None:
+    """Let Flower's programs take a path where they expect HOST:PORT."""
+    usual = ProtobufClient.from_server_address.__func__  # type: ignore[attr-defined]
+
+    def from_server_address(
+        cls: type[C],
+        server_address: str,
+        insecure: bool,
+        root_certificates: bytes | str | None,
+        interceptors: Sequence[Any],
+        *,
+        retry_invoker: Any = None,
+    ) -> C:
+        if server_address.startswith("/"):
+            return connect(cls, Path(server_address), interceptors, retry_invoker)
+        made: C = usual(
+            cls,
+            server_address,
+            insecure,
+            root_certificates,
+            interceptors,
+            retry_invoker=retry_invoker,
+        )
+        return made
+
+    ProtobufClient.from_server_address = classmethod(from_server_address)  # type: ignore[assignment]

@@ -1,0 +1,216 @@
+"""Server and site with safe defaults: TLS and node keys on, telemetry off, files private."""
+
+import ipaddress
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedld import __version__
+from fedld.engine.backends.flower.federation import FileFacts
+from fedld.engine.backends.flower.limits import Limits
+from fedld.engine.backends.flower.log import logged
+from fedld.engine.backends.flower.roster import Roster
+from fedld.engine.backends.flower.wire import site_name
+from fedld.errors import FedLDError
+from fedld.records.writer import dump, write_atomically
+
+AGAIN = 5.0
+
+
+@dataclass(frozen=True)
+class FlowerServer:
+    """How to run a SuperLink: where, with which certificate, and where its runs are written."""
+
+    host: str
+    port: int
+    runs: Path
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    database: Path | None = None
+    insecure: bool = False
+    disk_gb: float = 50.0
+
+    def words(self) -> list[str]:
+        """The SuperLink's command line."""
+        words = ["--host", self.host, "--port", str(self.port), "--isolation", "process"]
+        words += ["--disable-runtime-dependency-installation"]
+        if self.insecure:
+            _only_loopback(self.host)
+            return [*words, "--insecure"]
+        files = {"--ca": self.ca, "--certificate": self.certificate, "--key": self.key}
+        ca, certificate, key = (_file(option, path) for option, path in files.items())
+        words += ["--ssl-ca-certfile", ca, "--ssl-certfile", certificate, "--ssl-keyfile", key]
+        return [*words, "--enable-supernode-auth", "--database", str(self._database())]
+
+    def start(self) -> int:
+        """Run until stopped."""
+        words = self.words()
+        roster = None if self.insecure else Roster(roster_file(self.runs))
+        if roster is not None:
+            roster.keys()
+        os.umask(0o077)
+        private_folder(self.runs)
+        with logged(self.runs / "server.log"):
+            return self._serve(words, roster)
+
+    def _serve(self, words: list[str], roster: Roster | None) -> int:
+        from fedld.engine.backends.flower.superlink import Stored, run_superlink
+        from fedld.engine.backends.flower.warm import serve
+
+        if not self.insecure and self._database().exists():
+            self._database().chmod(0o600)
+        os.environ |= {"FEDLD_RUNS": str(self.runs.absolute())}
+        if roster is not None:
+            os.environ["FEDLD_ROSTER"] = str(roster.file.absolute())
+        pid, stored = os.getpid(), Stored(self._database(), self.disk_gb * 1e9)
+
+        def daemon(door: Path) -> None:
+            run_superlink(words, roster, door, lambda: self._ready(door, pid), stored)
+
+        try:
+            return serve("serverapp", daemon)
+        finally:
+            presence_file(self.runs).unlink(missing_ok=True)
+
+    def _ready(self, door: Path, pid: int) -> None:
+        facts = {"door": str(door), "address": f"{self.host}:{self.port}"}
+        write_presence(presence_file(self.runs), pid, **facts)
+        scheme = "http" if self.insecure else "https"
+        print(f"fedld server is ready for sites at {scheme}://{self.host}:{self.port}", flush=True)
+
+    def _database(self) -> Path:
+        return self.database or self.runs / "superlink.db"
+
+
+@dataclass(frozen=True)
+class Node:
+    """How to run a SuperNode: who the site is, where its data lies, and which server it trusts."""
+
+    site: str
+    data: Path
+    superlink: str
+    state: Path
+    ca: Path | None = None
+    key: Path | None = None
+    device: str = "cpu"
+    files: FileFacts = field(default_factory=FileFacts)
+    insecure: bool = False
+    weights: Path | None = None
+    limits: Limits = field(default_factory=Limits)
+
+    def words(self) -> list[str]:
+        """The SuperNode's command line."""
+        facts: dict[str, Any] = {
+            "site": site_name(self.site),
+            "data": str(self.data.absolute()),
+            "state": str(self.state.absolute()),
+            "device": self.device,
+            **self.files.told(),
+            **({"weights": str(self.weights.absolute())} if self.weights else {}),
+            **self.limits.told(),
+        }
+        told = " ".join(f"{key}={json.dumps(value)}" for key, value in facts.items())
+        words = ["--superlink", self.superlink, "--node-config", told, "--isolation", "process"]
+        if self.insecure:
+            _only_loopback(self.superlink.rpartition(":")[0])
+            return [*words, "--insecure"]
+        ca, key = _file("--ca", self.ca), _file("--key", self.key)
+        return [*words, "--root-certificates", ca, "--auth-supernode-private-key", key]
+
+    def start(self) -> int:
+        """Run until stopped; a connection that the server no longer knows is made anew."""
+        words = self.words()
+        self._admitted()
+        os.umask(0o077)
+        folder = self.state / self.site
+        private_folder(folder)
+        with logged(folder / "site.log"):
+            return self._serve(words, presence_file(folder))
+
+    def _serve(self, words: list[str], presence: Path) -> int:
+        from fedld.engine.backends.flower.supernode import run_supernode
+        from fedld.engine.backends.flower.warm import serve
+
+        write_presence(presence, os.getpid(), server=self.superlink)
+        try:
+            return serve("clientapp", lambda door: run_supernode(words, door), self._again)
+        finally:
+            presence.unlink(missing_ok=True)
+
+    def _again(self, _: int) -> bool:
+        time.sleep(AGAIN)
+        self._admitted()
+        print(
+            f"fedld: the connection to '{self.superlink}' ended; connecting again",
+            file=sys.stderr,
+            flush=True,
+        )
+        return True
+
+    def _admitted(self) -> None:
+        """A sentence for a key that the server does not know, before Flower prints its own."""
+        if self.insecure or self.key is None or self.ca is None:
+            return
+        from fedld.engine.backends.flower.knock import knock
+
+        refusal = knock(self.superlink, self.ca, self.key)
+        if refusal and "not registered" in refusal:
+            raise FedLDError(
+                f"the key of '{self.site}' is not registered at the server '{self.superlink}': send "
+                f"{self.key.with_suffix('.pub').name} to its operator, who types `fedld server register`"
+            )
+        if refusal:
+            raise FedLDError(f"the server '{self.superlink}' refuses '{self.site}': {refusal}")
+
+
+def roster_file(runs: Path) -> Path:
+    """Where a server's operator keeps names and keys."""
+    return runs / "sites.toml"
+
+
+def again(runs: Path, out: Path) -> str:
+    """The command that continues a run of a server."""
+    return f"fedld run --engine flower --server {runs} --resume {out}"
+
+
+def presence_file(folder: Path) -> Path:
+    """Where a running server or site says that it runs."""
+    return folder / "running.json"
+
+
+def write_presence(file: Path, pid: int, **facts: str) -> None:
+    """Say that a server or site runs, since when, and how to reach it."""
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    write_atomically(file, dump({"pid": pid, "since": since, "version": __version__, **facts}).encode())
+
+
+def private_folder(folder: Path) -> None:
+    """A folder that only its owner can enter."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise FedLDError(f"'{folder}' cannot be made private: {error.strerror}") from None
+
+
+def _only_loopback(host: str) -> None:
+    try:
+        near = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        near = False
+    if not near:
+        raise FedLDError(f"--insecure is for this machine only (127.0.0.1), not for '{host}'")
+
+
+def _file(option: str, path: Path | None) -> str:
+    if path is None:
+        raise FedLDError(f"{option} is needed: connections are encrypted and sites known by their keys")
+    if not path.is_file():
+        raise FedLDError(f"{option}: there is no file '{path}'")
+    return str(path)

@@ -1,0 +1,187 @@
+"""Orders to sites and what comes back: a site's jobs in one message, its reply checked before it counts."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import tomli_w
+import torch
+from flwr.app import RecordDict
+from torch import Tensor
+
+from fedld import __version__
+from fedld.aggregation import Vote
+from fedld.analysis.sites import SiteResult
+from fedld.engine.backends.flower.site import site_settings
+from fedld.engine.backends.flower.wire import IMAGES, Answer, Order, Rehearsal, pack, size, tree, unpack
+from fedld.engine.jobs import (
+    CandidateJob,
+    ClientJob,
+    ClientResult,
+    Failure,
+    Incoming,
+    JobResult,
+    LossJob,
+    Personal,
+    PersonalJob,
+    Prepared,
+    PrepareJob,
+    Setup,
+    SharedMemory,
+    SiteTest,
+    SiteTestJob,
+    Sums,
+    Trained,
+    TrainJob,
+)
+from fedld.errors import FedLDError
+from fedld.layout import Tree
+from fedld.local.client import MEASURED
+
+SPARE = 16 << 20
+"""Bytes that a reply may have beyond eight models: room for any method's message."""
+
+
+class SiteError(FedLDError):
+    """What a site says went wrong there."""
+
+
+class Orders:
+    """Writes orders and reads replies; an accepted update goes to its row of the memory."""
+
+    def __init__(self, setup: Setup, memory: SharedMemory, run: str) -> None:
+        self.setup, self.memory, self.run = setup, memory, run
+        self.settings = tomli_w.dumps(site_settings(setup.experiment))
+        self.largest = 8 * 4 * setup.layout.size + SPARE
+
+    def write(
+        self, jobs: Sequence[ClientJob], common: Tree, kept: set[int], *, canary: bool = False
+    ) -> RecordDict:
+        """One message with all that a site has to do; states of the rounds `kept` must stay there."""
+        models: Tree = {}
+        trees = {"weights": {"weights": self.memory.weights}, "common": common, "models": models}
+        sent: list[ClientJob] = []
+        for k, job in enumerate(jobs):
+            if job.incoming is not None and job.incoming.message:
+                trees[f"message.{k}"] = job.incoming.message
+            sent.append(self._sent(job, models))
+        if any(isinstance(job, CandidateJob) for job in jobs):
+            trees["candidates"] = self._candidates()
+        federation = self.setup.federation
+        order = Order(
+            version=__version__,
+            run=self.run,
+            settings=self.settings,
+            trunk=self.setup.trunk,
+            classes=list(federation.classes),
+            mean=list(federation.mean),
+            std=list(federation.std),
+            kept=sorted(kept | {job.incoming.state_round for job in sent if job.incoming}),
+            jobs=sent,
+            canary=canary,
+        )
+        return pack(order, **trees)
+
+    def _sent(self, job: ClientJob, models: Tree) -> ClientJob:
+        """A job without its tensors; the model of a loss is added to `models`.
+
+        Only its owner has a client's state: other sites see the shared part of its model.
+        """
+        if not isinstance(job, LossJob):
+            return replace(job, incoming=replace(job.incoming, message={}))
+        if job.slot is None:
+            return job
+        slot = len(models)
+        models[str(slot)] = self.setup.layout.shared_part(self.memory.updates[job.slot])
+        return replace(job, slot=slot, incoming=Incoming(job.clients[0]))
+
+    def _candidates(self) -> Tree:
+        """Directions once, whatever the number of candidates; and the buffers that all of them have."""
+        layout, basis = self.setup.layout, self.memory.basis
+        directions = layout.shared_parameters(basis[:-1]).contiguous()
+        return {"directions": directions, "buffers": layout.shared_buffers(basis[-1]).clone()}
+
+    def read(self, jobs: Sequence[ClientJob], reply: RecordDict) -> list[ClientResult]:
+        """The results of a site's jobs; a reply that is not as it should be is an error that says why."""
+        if size(reply) > self.largest:
+            raise FedLDError(f"its reply has {size(reply)} bytes, more than {self.largest}")
+        answer = unpack(Answer, reply)
+        if answer.error is not None:
+            raise SiteError(answer.error)
+        if len(answer.results) != len(jobs):
+            raise FedLDError(f"it answered {len(answer.results)} of {len(jobs)} jobs")
+        return [self._accept(k, job, answer, reply) for k, job in enumerate(jobs)]
+
+    def rehearsed(self, reply: RecordDict) -> Rehearsal:
+        """What a site tells of its rehearsal."""
+        answer = unpack(Answer, reply)
+        if answer.error is not None:
+            raise SiteError(answer.error)
+        if answer.rehearsal is None:
+            raise FedLDError("it told nothing of its rehearsal")
+        return answer.rehearsal
+
+    def _accept(self, k: int, job: ClientJob, answer: Answer, reply: RecordDict) -> ClientResult:
+        """The result of job k, with the tensors that came along; what is finite is for the server to say."""
+        match job:
+            case PrepareJob():
+                message = tree(reply, "message")
+                answer.read(k, Prepared)
+                return Prepared(message, all(map(_finite, message.values())))
+            case TrainJob():
+                return self._trained(job, answer.read(k, Trained), reply)
+            case PersonalJob():
+                return replace(
+                    answer.read(k, Personal), accuracy=None
+                )  # the global test set is not the site's
+            case SiteTestJob():
+                found = answer.read(k, SiteTest).models
+                return SiteTest({which: _sound(one) for which, one in found.items()})
+            case LossJob():
+                sums = answer.read(k, Sums)
+                if not sums.count and not job.validation:  # with too few images none are set aside
+                    raise FedLDError("it sent no loss")
+                return sums
+            case CandidateJob():
+                return answer.read(k, Vote)
+
+    def _trained(self, job: TrainJob, trained: Trained, reply: RecordDict) -> Trained:
+        layout, row = self.setup.layout, self.memory.updates[job.slot]
+        update, message = tree(reply, "update").get("update"), tree(reply, "message")
+        length = layout.shared_size
+        if update is None or update.shape != (length,) or update.dtype != row.dtype:
+            raise FedLDError(f"its update is not a float32 vector of {length} numbers")
+        if lacking := [key for key in MEASURED if key not in trained.metrics]:
+            raise FedLDError(f"its metrics lack '{lacking[0]}'")
+        row.zero_()
+        layout.set_shared(row, update)
+        finite = all(map(_finite, (update, *message.values(), torch.tensor(trained.metrics["steps"]))))
+        return replace(trained, message=message, finite=finite)
+
+
+def same_structure(results: list[JobResult | Failure]) -> None:
+    """Messages of one round are alike; one that is not like most others becomes a failure."""
+    kinds = {
+        k: tuple(sorted((key, tuple(t.shape), str(t.dtype)) for key, t in result.message.items()))
+        for k, result in enumerate(results)
+        if isinstance(result, Prepared | Trained)
+    }
+    usual = Counter(kinds.values()).most_common(1)
+    for k, kind in kinds.items():
+        if kind != usual[0][0]:
+            results[k] = Failure("its message has another structure than the other sites'", "", "malformed")
+
+
+def _sound(one: SiteResult) -> SiteResult:
+    """A site's result as it may be written down: shares of some pictures, in order."""
+    for estimate in one.estimates:
+        known = [x for x in (estimate.low, estimate.value, estimate.high) if x is not None]
+        if known != sorted(known) or not all(0 <= x <= 1 for x in known):
+            raise FedLDError("its results are no shares")
+    if not 0 < one.pictures <= IMAGES or not 0 <= (one.patients or 0) <= one.pictures:
+        raise FedLDError("its results are of an impossible number of pictures")
+    return one
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())

@@ -1,0 +1,158 @@
+"""The ServerApp: waits for the sites, then runs the engine's own round loop over Flower's grid."""
+
+import hashlib
+import json
+import os
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from uuid import uuid4
+
+import torch
+from flwr.app import Context, UserConfig
+from flwr.serverapp import Grid, ServerApp
+from pydantic import TypeAdapter
+
+from fedld import __version__
+from fedld.config.experiment import Experiment, make_experiment
+from fedld.config.resolve import make_data_spec, make_method
+from fedld.data import Federation
+from fedld.data.datasets import open_table
+from fedld.engine import loop
+from fedld.engine.backends.flower.backend import FlowerBackend
+from fedld.engine.backends.flower.federation import server_federation
+from fedld.engine.backends.flower.launch import again
+from fedld.engine.backends.flower.roster import Roster
+from fedld.engine.backends.flower.sites import Sites
+from fedld.engine.backends.flower.wire import Description, Question
+from fedld.engine.checkpoint import kept_states
+from fedld.engine.jobs import Backend, Setup, SharedMemory
+from fedld.errors import FedLDError
+from fedld.methods import Method
+from fedld.records.ledger import Ledger
+from fedld.records.schema import Event, Summary
+from fedld.records.writer import dump, write_atomically
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run or resume the experiment that was submitted; the last event tells how it ended."""
+    config = dict(context.run_config)
+    out = Path(str(config["out"]))
+    try:
+        report({"event": "end", **_run(grid, allowed(out), config)})
+    except Exception as error:
+        text = str(error) if isinstance(error, FedLDError) else f"{type(error).__name__}: {error}"
+        report({"event": "error", "error": text, "resumable": (out / "checkpoints").exists()})
+        raise
+
+
+def _run(grid: Grid, out: Path, config: UserConfig) -> Summary:
+    engine = FlowerEngine(grid, out)
+    if config["resume"]:
+        return loop.resume(out, progress=report, engine=engine)
+    if (out / "config.toml").exists():
+        raise FedLDError(f"'{out}' already holds a run: choose another --out, or continue it with --resume")
+    experiment = make_experiment(tomllib.loads(str(config["experiment"])))
+    return loop.run(experiment, out, progress=report, engine=engine)
+
+
+def allowed(out: Path) -> Path:
+    """The run directory, if it lies where this server lets runs be written."""
+    runs = os.environ.get("FEDLD_RUNS")
+    if runs and not out.resolve().is_relative_to(Path(runs).resolve()):
+        raise FedLDError(f"this server keeps its runs in '{runs}', not in '{out}'")
+    return out
+
+
+def report(line: Event) -> None:
+    """One line of Flower's log per event: what `fedld run --engine flower` follows."""
+    print(dump(line), flush=True)
+
+
+def _waiting(sites: list[str]) -> None:
+    report({"event": "waiting", "sites": sites})
+
+
+class FlowerEngine:
+    """Where a run's data and workers are: at the sites. The file sites.json fixes who they are."""
+
+    keeps_states: bool = False
+
+    def __init__(self, grid: Grid, out: Path) -> None:
+        self.grid, self.file, self.folder = grid, out / "sites.json", out
+        self.sites: Sites | None = None
+        self.ledger = Ledger(Path(os.environ.get("FEDLD_RUNS", out)) / "ledger.jsonl")
+
+    def federation(self, experiment: Experiment) -> Federation:
+        """Wait for the sites and build the federation from what they tell."""
+        if type(make_method(experiment)).federation is not Method.federation:
+            name = experiment.method["name"]
+            raise FedLDError(f"method '{name}' pools the clients' images, which sites do not give away")
+        table = open_table(make_data_spec(experiment))
+        shape = Federation("", table.folder, (), (), table.labels, (), ()).images.shape[1:]
+        question = Question(
+            version=__version__, classes=list(table.classes), image_size=experiment.image_size
+        )
+        roster = os.environ.get("FEDLD_ROSTER")
+        self.sites = Sites(self.grid, question, shape, Roster(Path(roster)) if roster else None)
+        return server_federation(table, self._roster(experiment, self.sites))
+
+    def _roster(self, experiment: Experiment, sites: Sites) -> list[Description]:
+        """The sites of the run: those on file, else those that come in time."""
+        wait = experiment.wait_for_clients
+        if self.file.exists():
+            known = json.loads(self.file.read_text())
+            sites.fixed = TypeAdapter(list[Description]).validate_python(known["sites"])
+            self.run_id = str(known["run"])
+            sites.wait(len(sites.fixed), wait, _waiting)
+            return sites.fixed
+        found = sites.wait(experiment.clients, wait, _waiting)
+        for name, why in sites.refused.items():
+            report({"event": "refused", "client": name, "why": why})
+        needed = experiment.quorum(experiment.clients)
+        if len(found) < needed:
+            refused = "".join(f"; {name}: {why}" for name, why in sites.refused.items())
+            raise FedLDError(f"{len(found)} sites came within {wait:.0f} s, {needed} are needed{refused}")
+        sites.fixed, self.run_id = found, uuid4().hex
+        return found
+
+    def shares_memory(self, setup: Setup) -> bool:
+        """The server tests the model itself; nobody else needs its memory."""
+        return False
+
+    def check(self, setup: Setup, rows: int) -> None:
+        """The sites train, each within its own memory; the server has the updates only."""
+
+    def backend(self, setup: Setup, memory: SharedMemory) -> Backend:
+        """The sites as workers."""
+        assert self.sites is not None
+        assert self.sites.fixed is not None
+        if setup.experiment.decompose and setup.layout.private_size:
+            raise FedLDError(
+                f"method '{setup.experiment.method['name']}' keeps a part of each model at its site, so "
+                "other sites cannot measure its loss: set decompose = 0"
+            )
+        facts = {"run": self.run_id, "sites": [site.model_dump() for site in self.sites.fixed]}
+        write_atomically(self.file, dump(facts).encode())
+        kept = lambda: kept_states(self.folder / "checkpoints")  # noqa: E731
+        self.ledger.append(
+            "run",
+            run=self.run_id,
+            folder=self.folder.name,
+            settings=hashlib.sha256(setup.experiment.to_toml().encode()).hexdigest(),
+            sites=[site.site for site in self.sites.fixed],
+            refused=self.sites.refused,
+            versions={"fedld": __version__, "flwr": version("flwr"), "torch": torch.__version__},
+        )
+        return FlowerBackend(setup, memory, self.sites, self.run_id, kept, self.ledger, report)
+
+    def provenance(self) -> dict[str, str]:
+        """The head of the server's ledger at the run's end."""
+        return {"ledger": self.ledger.append("finish", run=self.run_id, folder=self.folder.name)}
+
+    def resuming(self, out: Path) -> str:
+        """Typed where the server runs."""
+        return again(Path(os.environ.get("FEDLD_RUNS", out.parent)), out)

@@ -1,0 +1,369 @@
+"""A site's ClientApp: it does what the server asks on the site's own data, with the engine's own `Worker`.
+
+Who the site is and where its data lies is said by its own node configuration (`site`, `data`, `state`,
+`device`), never by the server. The server sends the method, the model and the training settings, no path.
+"""
+
+import hashlib
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+import tomllib
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedld import __version__
+from fedld.aggregation import Vote
+from fedld.config.experiment import SETTINGS, Experiment, make_experiment
+from fedld.config.resolve import make_method
+from fedld.data import Client, Federation
+from fedld.data.table import Table
+from fedld.engine.backends.flower.federation import (
+    FileFacts,
+    describe,
+    open_site,
+    site_federation,
+    training_rows,
+)
+from fedld.engine.backends.flower.limits import Limits, QuotaError
+from fedld.engine.backends.flower.wire import (
+    Answer,
+    Order,
+    Question,
+    Rehearsal,
+    listed,
+    pack,
+    site_name,
+    tree,
+    unpack,
+)
+from fedld.engine.backends.processes import tune_process
+from fedld.engine.jobs import (
+    ClientJob,
+    ClientResult,
+    Incoming,
+    JobResult,
+    LossJob,
+    Personal,
+    PersonalJob,
+    Prepared,
+    RoundJob,
+    Setup,
+    SharedMemory,
+    SiteTest,
+    SiteTestJob,
+    Sums,
+    Trained,
+    TrainJob,
+)
+from fedld.engine.memory import peak_memory
+from fedld.engine.network import divided, make_layout
+from fedld.engine.setup import features_for
+from fedld.engine.states import StateStore
+from fedld.engine.worker import Worker
+from fedld.errors import FedLDError
+from fedld.layout import Layout, Tree
+from fedld.local import Samples
+from fedld.records.ledger import Ledger
+from fedld.records.writer import write_atomically
+from fedld.seeds import derive, numpy_generator
+
+TRAVELS = {name for name, setting in SETTINGS.items() if setting.travels}
+"""What a server may set at a site: nothing that names a file, and no device."""
+
+app = ClientApp()
+
+
+@app.query()
+def introduce(message: Message, context: Context) -> Message:
+    """Answer the server's first question with a description of the site's data."""
+
+    def answer() -> tuple[RecordDict, dict[str, Any]]:
+        question = unpack(Question, message.content)
+        _same_version(question.version)
+        table, limits = _open(context, question.image_size), Limits.from_node(context.node_config)
+        limits.check_data(len(training_rows(table)))
+        description = describe(table, _name(context), __version__, question.classes)
+        return pack(description), {"description": description.model_dump()}
+
+    return _guarded("description", answer, message, context)
+
+
+@app.train()
+def work(message: Message, context: Context) -> Message:
+    """Do the jobs of an order and reply with their results."""
+
+    def answer() -> tuple[RecordDict, dict[str, Any]]:
+        order = unpack(Order, message.content)
+        _same_version(order.version)
+        said, trees = Site(order, context).work(message.content)
+        facts = {
+            "run": order.run,
+            "rounds": sorted({job.round for job in order.jobs if isinstance(job, RoundJob) and job.round}),
+            "jobs": dict(Counter("canary" if order.canary else job.kind for job in order.jobs)),
+            "settings": hashlib.sha256(order.settings.encode()).hexdigest(),
+        }
+        return pack(said, **trees), facts
+
+    return _guarded("order", answer, message, context)
+
+
+def _guarded(
+    kind: str, answer: Callable[[], tuple[RecordDict, dict[str, Any]]], message: Message, context: Context
+) -> Message:
+    """What goes wrong at a site becomes an answer that says so; whatever may name a file stays in its log.
+
+    Nothing leaves before the site's ledger tells of it.
+    """
+    try:
+        content, facts = answer()
+    except FedLDError as error:
+        content, facts = _refusal(str(error))
+    except Exception as error:
+        traceback.print_exc()
+        content, facts = _refusal(f"{type(error).__name__} at the site, see its log")
+    try:
+        folder = _states(context)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        Ledger(folder / "ledger.jsonl").append(kind, **facts, left=listed(content), version=__version__)
+    except FedLDError as error:
+        content, _ = _refusal(str(error))
+    except OSError as error:
+        print(f"fedld: the ledger cannot be written: {error}", file=sys.stderr, flush=True)
+        content, _ = _refusal("its ledger cannot be written, so nothing leaves")
+    return Message(content, reply_to=message)
+
+
+def _refusal(reason: str) -> tuple[RecordDict, dict[str, Any]]:
+    return pack(Answer(error=reason)), {"refused": reason}
+
+
+class Site:
+    """One order at work."""
+
+    def __init__(self, order: Order, context: Context) -> None:
+        tune_process()
+        self.order, self.name, self.limits = order, _name(context), Limits.from_node(context.node_config)
+        experiment = site_experiment(order.settings).model_copy(
+            update={"device": str(context.node_config.get("device", "cpu"))}
+        )
+        if experiment.train != "all":
+            experiment = experiment.model_copy(update={"weights": _weights(context)})
+        self.folder = _states(context) / order.run
+        table = _open(context, experiment.image_size)
+        self.limits.check_order(experiment, order.jobs, len(training_rows(table)))
+        self.seed = _own_seed(_states(context))
+        federation = site_federation(table, self.name, order, self.folder / "federation")
+        if experiment.validation is not None:
+            federation = self._set_aside(federation, experiment.validation)
+        method = make_method(experiment)
+        trunk, model = divided(experiment, method, federation)
+        layout = make_layout(experiment, method, model)
+        if trunk is not None and trunk.digest != order.trunk:
+            raise FedLDError("its frozen trunk is another one: start it with the server's `--weights FILE`")
+        setup = Setup(experiment, method, federation, layout, self.folder / "states")
+        self.setup = replace(
+            setup, features=features_for(setup, trunk, print, quota=self.limits.cache_gb * 1e9)
+        )
+        if order.canary:
+            few = federation.client(self.name).train[: 2 * experiment.batch_size]
+            clients = (Client(self.name, few, few[:0]),)
+            self.setup = replace(self.setup, federation=replace(federation, clients=clients))
+
+    def _set_aside(self, federation: Federation, fraction: float) -> Federation:
+        """Validation images, drawn by the site itself; one with few images trains on all and has no say.
+
+        A server that chose them could tell single images from what two choices differ in. So the draw also
+        depends on the share: a larger part does not contain a smaller one.
+        """
+        if fraction * len(federation.client(self.name).train) < self.limits.min_images:
+            return federation
+        parted = federation.set_aside(fraction, derive(self.seed, repr(fraction)))
+        client = parted.client(self.name)
+        enough = min(len(client.train), len(client.validation)) >= self.limits.min_images
+        return parted if enough else federation
+
+    def work(self, content: Any) -> tuple[Answer, dict[str, Tree]]:
+        """Results of all jobs; the update and the message of a training as trees."""
+        if self.order.canary:
+            return Answer(rehearsal=self._rehearse(content)), {}
+        results, trees = self._work(content)
+        return Answer(results=[asdict(self._leaving(result)) for result in results]), trees
+
+    def _rehearse(self, content: Any) -> Rehearsal:
+        """The order on a few images; nothing is kept, and only time and memory are told."""
+        start = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            states = Path(folder) / "states"
+            if self.setup.states.exists():  # a run that is resumed
+                shutil.copytree(self.setup.states, states)
+            self.setup = replace(self.setup, states=states)
+            self._work(content)
+        return Rehearsal(seconds=time.perf_counter() - start, memory=peak_memory())
+
+    def _work(self, content: Any) -> tuple[list[JobResult], dict[str, Tree]]:
+        StateStore(self.setup.states).prune({(self.name, round_) for round_ in self.order.kept})
+        models = tree(content, "models")
+        layout = self.setup.layout
+        memory = SharedMemory(
+            tree(content, "weights")["weights"],
+            torch.zeros(max(1, len(models)), layout.size),
+            torch.zeros(len(self.setup.federation.test), len(self.order.classes)),
+            _basis(layout, tree(content, "candidates")),
+        )
+        for key, part in models.items():
+            layout.set_shared(memory.updates[int(key)], part)
+        worker = SiteWorker(self.setup, memory, self.limits, self.seed)
+        worker.common = tree(content, "common")
+        results: list[JobResult] = []
+        trees: dict[str, Tree] = {}
+        for k, job in enumerate(self.order.jobs):
+            result = self._do(worker, self._own(job, tree(content, f"message.{k}")))
+            results.append(result)
+            if isinstance(result, Trained):
+                trees["update"] = {"update": layout.shared_part(memory.updates[0])}
+            if isinstance(result, Prepared | Trained):
+                trees["message"] = result.message
+        return results, trees
+
+    def _own(self, job: ClientJob, message: Tree) -> ClientJob:
+        """A job with the message that came for it; there is one row for an update here."""
+        for name in job.clients if isinstance(job, LossJob) else (job.incoming.client,):
+            if name != self.name:
+                raise FedLDError(f"it is '{self.name}', the order is for '{name}'")
+        if isinstance(job, LossJob):
+            return job if job.incoming is None else replace(job, incoming=Incoming(self.name, 0, message))
+        job = replace(job, incoming=replace(job.incoming, message=message))
+        return replace(job, slot=0) if isinstance(job, TrainJob) else job
+
+    def _do(self, worker: Worker, job: ClientJob) -> JobResult:
+        """A job's result; of few test images nothing is told."""
+        few = len(self.setup.federation.test) < self.limits.min_images
+        if few and isinstance(job, PersonalJob):
+            return Personal(None, None)
+        return SiteTest({}) if few and isinstance(job, SiteTestJob) else worker.run(job)
+
+    def _leaving(self, result: JobResult) -> ClientResult:
+        """A result as it leaves the site: without tensors, and without measurements of few images."""
+        leaves = self.limits.leaves
+        match result:
+            case Prepared():
+                return replace(result, message={})
+            case Trained():
+                before, after = leaves(result.before), leaves(result.after)
+                return replace(result, message={}, before=before, after=after)
+            case Personal():
+                return Personal(None, result.own_accuracy)
+            case [Sums() as sums]:
+                leaves(sums)
+                return sums
+            case SiteTest() | Vote():
+                return result
+        raise TypeError(result)
+
+
+class SiteWorker(Worker):
+    """The engine's worker, but which part of its images a site measures is drawn by itself.
+
+    A server that chose the parts could tell single images' losses from sums over many of them.
+    """
+
+    def __init__(self, setup: Setup, memory: SharedMemory, limits: Limits, seed: int) -> None:
+        self.limits, self.seed = limits, seed
+        super().__init__(setup, memory)
+
+    def _drawn(self, client: str, positions: NDArray[np.int64], limit: int, *purpose: str | int) -> Samples:
+        part = self.limits.part(limit, len(positions))
+        if part is not None:
+            generator = numpy_generator(self.seed, *purpose, client, part)  # parts are not nested
+            positions = np.sort(generator.choice(positions, part, replace=False))
+        return self._test_samples(positions)
+
+
+def _own_seed(folder: Path) -> int:
+    """A number that only this site knows, drawn once."""
+    file = folder / "seed"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(file, str(secrets.randbits(63)).encode())
+    return int(file.read_text())
+
+
+def _basis(layout: Layout, candidates: Tree) -> Tensor:
+    """Room for the directions and buffers of candidate steps, filled with those that came."""
+    directions = candidates.get("directions", torch.zeros(0, layout.shared))
+    basis = torch.zeros(len(directions) + 1, layout.size)
+    layout.shared_parameters(basis[:-1]).copy_(directions)
+    if "buffers" in candidates:
+        layout.shared_buffers(basis[-1]).copy_(candidates["buffers"])
+    return basis
+
+
+def site_settings(experiment: Experiment) -> dict[str, Any]:
+    """The part of an experiment that a site must know."""
+    return experiment.model_dump(mode="json", include=TRAVELS, exclude_none=True)
+
+
+def site_experiment(settings: str) -> Experiment:
+    """The experiment as a site runs it; a setting that is not the server's to make is refused."""
+    try:
+        given = tomllib.loads(settings)
+    except tomllib.TOMLDecodeError as error:
+        raise FedLDError(f"the server's settings are not TOML: {error}") from None
+    for key in given:
+        if key not in TRAVELS:
+            raise FedLDError(f"a server may not set '{key}' at a site")
+    return make_experiment(given)
+
+
+def _same_version(version: str) -> None:
+    if version != __version__:
+        raise FedLDError(f"it has fedld {__version__}, the server {version}")
+
+
+def _name(context: Context) -> str:
+    return site_name(str(context.node_config.get("site", "")))
+
+
+def _open(context: Context, image_size: int | None) -> Table:
+    """The data that the site's own configuration names."""
+    config = context.node_config
+    Limits.from_node(config).check_size(image_size)
+    if not config.get("data"):
+        raise FedLDError("its node configuration names no data: start it with `fedld site start --data PATH`")
+    try:
+        data, facts = str(config["data"]), FileFacts.from_node(config)
+        if image_size is not None:
+            images = len(open_site(data, None, facts).labels)
+            Limits.from_node(config).reserve(_states(context), image_size, images)
+        return open_site(data, image_size, facts)
+    except QuotaError:
+        raise
+    except FedLDError as error:
+        print(f"fedld: {error}", file=sys.stderr, flush=True)
+        raise FedLDError("its data cannot be opened: try `fedld site check` there") from None
+
+
+def _weights(context: Context) -> Path | None:
+    """Weights of a frozen trunk: a file of the site's own, since only what is trained travels."""
+    told = str(context.node_config.get("weights") or "")
+    return Path(told).expanduser() if told else None
+
+
+def _states(context: Context) -> Path:
+    """Where the site keeps its states: a folder of its own, wherever the site says."""
+    told = str(context.node_config.get("state") or "~/.local/share/fedld")
+    return Path(told).expanduser() / _name(context)

@@ -1,0 +1,115 @@
+"""Flower's SuperLink with one port for the sites; control and runtime are behind a door."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
+from flwr.superlink.main import create_app
+
+from fedld.engine.backends.flower.gate import Gate
+from fedld.engine.backends.flower.roster import Keys, Roster
+from fedld.errors import FedLDError
+
+
+class _Listener(uvicorn.Server):
+    """Two of these share a process, so neither takes the signals."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What sites sent and nobody has read yet lies in the database, which may have so many bytes."""
+
+    database: Path
+    room: float
+
+    def full(self) -> bool:
+        """Whether the database, with what is not yet merged into it, is larger than that."""
+        files = (self.database, self.database.with_name(f"{self.database.name}-wal"))
+        return sum(file.stat().st_size for file in files if file.exists()) > self.room
+
+
+def run_superlink(
+    words: list[str], roster: Roster | None, door: Path, ready: Callable[[], None], stored: Stored
+) -> None:
+    """Serve until told to stop. `words` is the SuperLink's command line, without the program."""
+    sys.argv = ["flower-superlink", *words]
+    config = _parse_superlink_lifespan_config()
+    app = create_app(config, SuperLinkLifespan)
+    state = app.state.linkstate_factory.state()
+    keys = _registrar(roster, state) if roster else None
+    gate = Gate(app, keys, partial(_renew, state), stored.full, stored.room)
+    common: dict[str, Any] = {"access_log": False, "log_level": "warning", "workers": 1}
+    inside = _Listener(uvicorn.Config(app, uds=str(door), **common))
+    outside = _Listener(
+        uvicorn.Config(
+            gate,
+            host=config.host,
+            port=config.port,
+            ssl_keyfile=config.ssl_keyfile,
+            ssl_certfile=config.ssl_certfile,
+            lifespan="off",
+            **common,
+        )
+    )
+    asyncio.run(_serve([inside, outside], ready))
+
+
+async def _serve(listeners: list[_Listener], ready: Callable[[], None]) -> None:
+    def stop() -> None:
+        for listener in listeners:
+            listener.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    tasks = [asyncio.create_task(listener.serve()) for listener in listeners]
+    while not all(listener.started for listener in listeners) and not any(task.done() for task in tasks):
+        await asyncio.sleep(0.05)
+    if all(listener.started for listener in listeners):
+        ready()
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    stop()
+    await asyncio.gather(*tasks)
+
+
+def _renew(state: Any, key: bytes) -> None:
+    """A site that was killed and starts again is not there twice."""
+    node = state.get_node_id_by_public_key(key)
+    if node is not None:
+        state.deactivate_node(node)
+
+
+def _registrar(roster: Roster, state: Any) -> Callable[[], Keys]:
+    """The registered keys; one that is new in the file becomes known to Flower, too."""
+    known: Keys = {}
+
+    def keys() -> Keys:
+        nonlocal known
+        try:
+            current = roster.keys()
+        except FedLDError as error:
+            print(f"fedld: {error}; nobody is let in until it is mended", file=sys.stderr, flush=True)
+            return {}
+        if current is not known:
+            for name, key in current.items():
+                if state.get_node_id_by_public_key(key) is None:
+                    interval = HEARTBEAT_DEFAULT_INTERVAL
+                    state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, interval, name=name)
+            known = current
+        return current
+
+    keys()
+    return keys

@@ -1,0 +1,177 @@
+"""Flower wants a new program for every message; here it starts quickly, and it is fedld and nothing else.
+
+This process has everything imported. It forks once for Flower's daemon (SuperLink or SuperNode), asks the
+daemon through its door for tasks, and forks for every task. So a message costs milliseconds instead of an
+import of PyTorch, and a task's token is in no command line.
+
+The fork loads the installed fedld, whatever app was sent: a server cannot bring its own code to a site, nor a
+stranger to the server.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from types import FrameType
+
+import httpx
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+
+from fedld.engine.backends.flower.door import connect, through_doors
+from fedld.engine.backends.flower.grid import BoundedGrid
+from fedld.engine.backends.processes import tune_process
+from fedld.errors import FedLDError
+from fedld.models import build
+
+PAUSE = 0.1
+ENTRY = {
+    "clientapp": ("flwr.supernode.cli.flwr_clientapp", "fedld.engine.backends.flower.site"),
+    "serverapp": ("flwr.superlink.cli.flwr_serverapp", "fedld.engine.backends.flower.server"),
+}
+Main = Callable[[], None]
+Daemon = Callable[[Path], None]
+Again = Callable[[int], bool]
+
+
+def serve(app: str, daemon: Daemon, again: Again = lambda _: False) -> int:
+    """Run one of Flower's daemons, and fork for every task that it has for `app`; the daemon's exit code.
+
+    A daemon that ends although nobody told it to is started again if `again` says so. 0 if it was told to.
+    """
+    main = _only_fedld(app)
+    _warm_up()
+    with tempfile.TemporaryDirectory(prefix="fedld-") as folder:
+        return _Nursery(f"flwr-{app}", main, daemon, Path(folder) / "door").run(again)
+
+
+@dataclass
+class _Nursery:
+    """The daemon and the tasks that run for it."""
+
+    kind: str
+    main: Main
+    daemon: Daemon
+    door: Path
+    process: int = 0
+    stopping: bool = False
+    tasks: set[int] = field(default_factory=set)
+
+    def run(self, again: Again) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        try:
+            while True:
+                self.process = self._fork(lambda: self.daemon(self.door), signal.SIGTERM)
+                code = self._attend()
+                if self.stopping:
+                    return 0
+                if not again(code):
+                    return code
+        finally:
+            for child in self.tasks:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+
+    def _stop(self, number: int, _: FrameType | None) -> None:
+        self.stopping = True
+        if self.process:
+            os.kill(self.process, signal.SIGTERM)
+
+    def _attend(self) -> int:
+        """Fork for every task until the daemon ends; its exit code."""
+        client: RuntimeHttpClient | None = None
+        request = AcquireTaskRequest(supported_task_types=[self.kind])
+        while True:
+            ended, status = os.waitpid(self.process, os.WNOHANG)
+            if ended:
+                self.process = 0
+                return os.waitstatus_to_exitcode(status)
+            self.tasks = {child for child in self.tasks if os.waitpid(child, os.WNOHANG) == (0, 0)}
+            try:
+                if client is None and self.door.exists():
+                    version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+                    client = connect(RuntimeHttpClient, self.door, [version])
+                token = client.AcquireTask(request).token if client and not self.stopping else ""
+            except httpx.HTTPError:  # the daemon is not there yet, or no longer
+                token = ""
+            if token:
+                words = ["--runtime-api-address", str(self.door), "--token", token, "--insecure"]
+                self.tasks.add(self._fork(partial(self._task, words), signal.SIGKILL))
+            else:
+                time.sleep(PAUSE)
+
+    def _task(self, words: list[str]) -> None:
+        sys.argv[1:] = words
+        self.main()
+
+    def _fork(self, main: Main, with_parent: signal.Signals) -> int:
+        child = os.fork()
+        if child == 0:
+            _become(main, with_parent)
+        return child
+
+
+def _warm_up() -> None:
+    """Let PyTorch import what it imports on first use; no backward pass, after which it forbids to fork."""
+    tune_process()
+    build("cnn", classes=2, channels=1, image_size=8, seed=0)
+
+
+def _end_with_parent(by: signal.Signals) -> None:
+    """Linux: when the process that started this one ends, however it ends, this one gets the signal."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, by)
+
+
+def _become(main: Main, with_parent: signal.Signals) -> None:
+    """In the fork: be another program, and never come back.
+
+    A site that is stopped stops at once: Flower's program would wait for a daemon that is gone.
+    """
+    _end_with_parent(with_parent)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    code: object = 1
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    except FedLDError as error:
+        print(f"fedld: {error}", file=sys.stderr)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def _only_fedld(app: str) -> Main:
+    """Flower's own entry point of an app, with the ways to foreign code closed."""
+    here = Path(str(files("fedld.engine.backends.flower") / "app"))
+    for place, name, replacement in (
+        ("flwr.supernode.runtime.run_clientapp", "install_from_fab", lambda *_, **__: None),
+        ("flwr.superlink.runtime.run_serverapp", "install_from_fab", lambda *_, **__: None),
+        ("flwr.supernode.runtime.run_clientapp", "get_project_dir", lambda *_: here),
+        ("flwr.superlink.runtime.run_serverapp", "get_project_dir", lambda *_: here),
+        ("flwr.clientapp.utils", "get_project_dir", lambda *_: here),
+        ("flwr.superlink.runtime.run_serverapp", "HttpGrid", BoundedGrid),
+    ):
+        module = import_module(place)
+        if not hasattr(module, name):
+            raise FedLDError(f"this version of Flower has no {place}.{name}; fedld is made for flwr 1.41")
+        setattr(module, name, replacement)
+    through_doors()
+    entry, own = ENTRY[app]
+    import_module(own)
+    main: Main = getattr(import_module(entry), f"flwr_{app}")
+    return main

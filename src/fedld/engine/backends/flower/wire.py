@@ -1,0 +1,162 @@
+"""What travels between the server and a site, as Flower records.
+
+Numbers and words travel as one JSON text that is checked on arrival, tensors as arrays. Nothing is unpickled.
+"""
+
+import json
+import re
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from fedld.engine.jobs import ClientJob, ClientResult, Count, Seconds
+from fedld.errors import FedLDError, printable
+from fedld.layout import Tree
+from fedld.registry import first_problem
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""A site's name is part of file names, so it is made of few kinds of characters."""
+
+JOBS = 1024
+"""Jobs of one order: a loss for every site's model, and room."""
+
+IMAGES = 10_000_000
+"""Most images of a site."""
+
+Side = Annotated[int, Field(ge=1, le=1 << 15)]
+Text = Annotated[str, Field(max_length=100)]
+Classes = Annotated[list[Text], Field(max_length=10_000)]
+Pixels = Annotated[int, Field(ge=0, lt=2**80)]
+P = TypeVar("P", bound="Part")
+R = TypeVar("R", bound=ClientResult)
+
+
+class Part(BaseModel):
+    """A part of a message: unknown fields are refused. Tensors travel as arrays, so none stands in it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class Question(Part):
+    """First message to a site: who are you, and does your data fit?"""
+
+    version: Text
+    classes: Classes
+    image_size: Side | None
+
+
+class Description(Part):
+    """A site's answer: all that the server ever learns of its data, beside updates and losses."""
+
+    site: Annotated[str, Field(pattern=NAME)]
+    version: Text
+    shape: tuple[Side, Side, Annotated[int, Field(ge=1, le=16)]]
+    train: Annotated[int, Field(ge=1, le=IMAGES)]
+    test: Annotated[int, Field(ge=0, le=IMAGES)]
+    label_counts: Annotated[list[Count], Field(max_length=10_000)]
+    pixel_sums: tuple[list[Pixels], list[Pixels]]
+
+    def problem(self, classes: int) -> str | None:
+        """What does not add up, if anything."""
+        if len(self.label_counts) != classes or sum(self.label_counts) != self.train:
+            return "its label counts do not add up"
+        height, width, channels = self.shape
+        brightest = self.train * height * width * 255
+        for sums, largest in zip(self.pixel_sums, (brightest, brightest * 255), strict=True):
+            if len(sums) != channels or max(sums) > largest:
+                return "its sums of pixels do not fit its images"
+        return None
+
+
+class Order(Part):
+    """What the server asks of a site; `kept` are the rounds of states that a checkpoint may still need.
+
+    The message to the client of job k travels as the tree `message.k`, the model of row `slot` of a loss job
+    as `models`. A `canary` is a rehearsal: two steps on a few images, of which time and memory are told and
+    nothing kept. `trunk` is the digest of the network's frozen part, which a site has in a file of its own.
+    """
+
+    version: str
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    settings: str
+    trunk: str = ""
+    classes: list[str]
+    mean: list[float]
+    std: list[float]
+    kept: list[Count]
+    jobs: list[Annotated[ClientJob, Field(discriminator="kind")]]
+    canary: bool = False
+
+
+class Rehearsal(Part):
+    """What a canary took."""
+
+    seconds: Seconds
+    memory: Count
+
+
+class Answer(Part):
+    """A site's answer to an order: one result per job, or the reason why there are none.
+
+    A training's update and what a client says to its method travel as the trees `update` and `message`.
+    """
+
+    results: Annotated[list[dict[str, Any]], Field(max_length=JOBS)] = []
+    rehearsal: Rehearsal | None = None
+    error: str | None = None
+
+    def read(self, k: int, kind: type[R]) -> R:
+        """The result of job k, checked."""
+        checks: TypeAdapter[list[R]] = TypeAdapter(list[kind], config=self.model_config)  # type: ignore[valid-type]
+        try:
+            return checks.validate_python([self.results[k]])[0]
+        except ValidationError as error:
+            raise FedLDError(printable(f"the answer is malformed: {first_problem(error)}")) from None
+
+
+def site_name(name: str) -> str:
+    """A site's name, checked."""
+    if not re.match(NAME, name):
+        raise FedLDError(f"a site's name has letters, digits, '.', '_' and '-' only, unlike '{name}'")
+    return name
+
+
+def pack(part: Part, **trees: Tree) -> RecordDict:
+    """A part and named trees of tensors as records."""
+    # JSON as Python writes it keeps every bit of a float, NaN and infinity included.
+    content = RecordDict({"part": ConfigRecord({"json": json.dumps(part.model_dump())})})
+    for name, tree in trees.items():
+        content[f"tree.{name}"] = ArrayRecord({key: Array(value) for key, value in tree.items()})
+    return content
+
+
+def unpack(kind: type[P], content: RecordDict) -> P:
+    """The part of a message, checked."""
+    try:
+        return kind.model_validate(json.loads(str(content.config_records["part"]["json"])))
+    except Exception as error:  # whatever a peer may send: nesting too deep, surrogates, no such record
+        problem = first_problem(error) if isinstance(error, ValidationError) else repr(error)
+        raise FedLDError(printable(f"the {kind.__name__.lower()} is malformed: {problem}")) from None
+
+
+def tree(content: RecordDict, name: str) -> Tree:
+    """A tree of a message; one that was not sent is empty."""
+    record = content.array_records.get(f"tree.{name}", ArrayRecord())
+    return {key: torch.from_numpy(np.array(array.numpy())) for key, array in record.items()}
+
+
+def listed(content: RecordDict) -> dict[str, list[Any]]:
+    """A message's arrays as a ledger tells of them: name, shape and bytes."""
+    return {
+        f"{name.removeprefix('tree.')}.{key}": [list(array.shape), len(array.data)]
+        for name, record in content.array_records.items()
+        for key, array in record.items()
+    }
+
+
+def size(content: RecordDict) -> int:
+    """Bytes of a message's arrays."""
+    return sum(len(array.data) for record in content.array_records.values() for array in record.values())

@@ -1,0 +1,42 @@
+"""The best model of a run, chosen by the images that the clients set aside; no test image has a say.
+
+The file itself tells of which round it is and how well it did, so a run that is resumed knows what to beat.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save
+
+from fedld.engine.saved import read_model_file
+from fedld.errors import FedLDError
+from fedld.records.schema import RoundLine
+from fedld.records.writer import write_atomically
+
+BEST = "best.safetensors"
+Export = Callable[[dict[str, str]], bytes]
+"""The round's model as a file whose metadata have these facts too."""
+
+
+def keep_best(folder: Path, line: RoundLine, export: Export) -> None:
+    """Write the round's model if its loss on the validation images is the least so far."""
+    loss = line.get("validation_loss")
+    if loss is not None and loss < _least(folder / BEST):
+        facts = {"round": str(line["round"]), "validation_loss": repr(loss)}
+        write_atomically(folder / BEST, export(facts))
+
+
+def seal_best(folder: Path, provenance: Mapping[str, str]) -> None:
+    """At the run's end: the best model says where it comes from, as the last one does."""
+    if provenance and (folder / BEST).exists():
+        metadata, state = read_model_file(folder / BEST)
+        write_atomically(folder / BEST, save(state, {**metadata, **provenance}))
+
+
+def _least(file: Path) -> float:
+    """The loss to beat; a file that is missing or damaged is beaten by any."""
+    try:
+        return float(read_model_file(file)[0]["validation_loss"])
+    except (FedLDError, SafetensorError, KeyError, ValueError):
+        return float("inf")

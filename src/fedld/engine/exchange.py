@@ -1,0 +1,154 @@
+"""What the server asks of the clients and gets back: time limits, failures by policy, quorum, bytes."""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedld.engine.checkpoint import newest_round
+from fedld.engine.jobs import (
+    Backend,
+    Failure,
+    Incoming,
+    Job,
+    Prepared,
+    PrepareJob,
+    RoundJob,
+    Setup,
+    SharedMemory,
+    TrainJob,
+)
+from fedld.engine.recording import exclusion, total, traffic
+from fedld.errors import FedLDError
+from fedld.layout import Tree
+from fedld.methods import Messages, Server
+from fedld.records.schema import Event, Traffic
+from fedld.records.writer import RunDirectory
+
+Progress = Callable[[Event], None]
+
+
+@dataclass
+class RunState:
+    """Where a run stands: the server's state after a round, and the round of every client's newest state."""
+
+    server: Server
+    state_rounds: dict[str, int]
+    round: int = 0
+    measured: int | None = None  # the last round whose model evaluated to finite numbers
+
+
+class Exchange:
+    """Hands jobs to the backend and looks at what comes back."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        state: RunState,
+        memory: SharedMemory,
+        backend: Backend,
+        directory: RunDirectory,
+        progress: Progress,
+        again: str,
+    ) -> None:
+        self.setup, self.state, self.memory, self.backend = setup, state, memory, backend
+        self.directory, self.progress, self.again = directory, progress, again
+        self._bytes: list[Traffic] = []
+        self._asked: Server | None = None  # whose messages to single clients are known
+        self._messages: dict[str, Tree] = {}
+
+    def incoming(self, client: str) -> Incoming:
+        """The model that a client holds now; a method is asked once, for training and evaluation."""
+        server = self.state.server
+        if self._asked is not server:
+            self._asked, self._messages = server, {}
+        if client not in self._messages:
+            self._messages[client] = self.setup.method.personal(server, self.setup.rows[client])
+        return Incoming(client, self.state.state_rounds[client], self._messages[client])
+
+    def publish(self) -> None:
+        """Put the global weights where the workers read them."""
+        self.memory.weights.copy_(self.state.server.weights)
+
+    def do(self, jobs: Sequence[Job]) -> list[Any]:
+        """Run jobs on the backend; only training may fail, an evaluation that does ends the run."""
+        limit, round_ = self.setup.experiment.round_timeout, self.state.round
+        deadline = None if limit is None else time.monotonic() + limit
+        common = self.setup.method.broadcast(self.state.server)
+        results = self.backend.run(jobs, common, self._client_done, deadline)
+        for job, result in zip(jobs, results, strict=True):
+            if isinstance(result, Failure):
+                self.directory.log(f"round {round_}, {type(job).__name__}", result.detail or result.error)
+                if not isinstance(job, RoundJob):
+                    error = FedLDError(f"evaluation failed in round {round_}: {result.error}")
+                    error.add_note(result.detail)
+                    raise error
+        return results
+
+    def _client_done(self, job: Job, _: Any) -> None:
+        if isinstance(job, TrainJob):
+            self.progress({"event": "client", "round": job.round, "client": job.incoming.client})
+
+    def handle_failures(self, jobs: Sequence[PrepareJob | TrainJob], results: list[Any]) -> dict[str, Any]:
+        """Results by client; failed clients are asked once more, left out, or end the run, by policy."""
+        failed = [k for k, result in enumerate(results) if isinstance(result, Failure)]
+        policy = self.setup.experiment.on_client_failure
+        if failed and policy == "retry":
+            for k, result in zip(failed, self.do([jobs[k] for k in failed]), strict=True):
+                results[k] = result
+        for job, result in zip(jobs, results, strict=True):
+            if isinstance(result, Failure) and policy != "skip":
+                error = FedLDError(
+                    f"client '{job.incoming.client}' failed in round {job.round}: {result.error}; "
+                    f"{self.what_is_kept()}"
+                )
+                error.add_note(result.detail)
+                raise error
+        return {job.incoming.client: result for job, result in zip(jobs, results, strict=True)}
+
+    def check_quorum(self, results: Mapping[str, Any], used: Collection[str]) -> None:
+        """End the run where too few clients of a round can be used."""
+        needed = self.setup.experiment.quorum(len(results))
+        if len(used) >= needed:
+            return
+        why = [f"{client}: {exclusion(result)}" for client, result in results.items() if client not in used]
+        raise FedLDError(
+            f"round {self.state.round + 1}: {len(used)} usable clients, at least "
+            f"{needed} needed ({'; '.join(why)}); {self.what_is_kept()}"
+        )
+
+    def gather(self, jobs: Sequence[PrepareJob]) -> tuple[Messages, dict[str, Any]]:
+        """Sound messages of an exchange without training, and the results of the clients that sent none."""
+        results = self.handle_failures(jobs, self.do(jobs))
+        fine = {name: isinstance(one, Prepared) and one.finite for name, one in results.items()}
+        sound = [name for name in results if fine[name]]
+        self.check_quorum(results, sound)
+        messages = Messages(**self.senders(sound), messages=[results[name].message for name in sound])
+        self.count(messages, [job.incoming.message for job in jobs])
+        return messages, {name: result for name, result in results.items() if not fine[name]}
+
+    def senders(self, clients: Collection[str]) -> dict[str, Any]:
+        """Who sent some messages, and how much each counts."""
+        return {
+            "clients": tuple(clients),
+            "rows": [self.setup.rows[client] for client in clients],
+            "sizes": tuple(self.setup.sizes[client] for client in clients),
+            "client_weights": self.setup.method.client_weights,
+        }
+
+    def count(self, received: Messages, sent: Sequence[Tree]) -> None:
+        """Enter the bytes of an exchange into the round's account."""
+        self._bytes.append(traffic(self.setup, self.state.server, received, sent))
+
+    def settle(self) -> Traffic:
+        """Bytes of all exchanges since the last call."""
+        bytes_, self._bytes = total(self._bytes), []
+        return bytes_
+
+    def what_is_kept(self) -> str:
+        """What is left of a run that ends here, and how to go on."""
+        newest = newest_round(self.directory.path / "checkpoints")
+        if not newest:
+            return "no round was kept"
+        word = "safe" if newest == self.state.measured else "kept, though its model was not measured"
+        return f"round {newest} is {word}; continue with: {self.again}"

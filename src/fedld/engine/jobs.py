@@ -1,0 +1,290 @@
+"""Jobs and their results, the memory they share, and what every backend does with them.
+
+Jobs and results are also what a server and its sites send each other, so their fields say what they may hold:
+pydantic checks it there, and only there.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedld.aggregation import Vote
+from fedld.analysis.sites import SiteResult
+from fedld.config.experiment import Experiment
+from fedld.data import Federation
+from fedld.layout import Layout, Tree
+from fedld.methods import Method
+from fedld.records.schema import Reason, Which
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """Memory that all workers share: the global weights, one row per client's update, the test logits.
+
+    `basis` holds what candidate steps are made of: one row per direction, the last one for their buffers.
+    """
+
+    weights: Tensor
+    updates: Tensor
+    logits: Tensor
+    basis: Tensor
+    file: Path | None = None  # where the tensors lie, if not in the machine's shared memory
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Another process maps the same file; torch itself would copy the tensors to shared memory."""
+        if self.file is None:
+            return super().__reduce_ex__(protocol)
+        parts = (self.weights, self.updates, self.logits, self.basis)
+        return map_file, (self.file, tuple(tuple(part.shape) for part in parts))
+
+    def release(self) -> None:
+        """Delete the file, if there is one."""
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
+
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def map_file(file: Path, shapes: Shapes) -> SharedMemory:
+    """Tensors of these shapes, one after the other in a file."""
+    sizes = [math.prod(shape) for shape in shapes]
+    whole = torch.from_numpy(np.memmap(file, np.float32, "r+", shape=(sum(sizes),)))
+    parts = (part.view(shape) for part, shape in zip(torch.split(whole, sizes), shapes, strict=True))
+    weights, updates, logits, basis = parts
+    return SharedMemory(weights, updates, logits, basis, file)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a worker needs to know of a run; of a frozen trunk the digest and the cache of its outputs."""
+
+    experiment: Experiment
+    method: Method
+    federation: Federation
+    layout: Layout
+    states: Path
+    trunk: str = ""
+    features: Path | None = None
+    one_body: bool = False  # clients' models differ only in what comes after the features
+
+    @property
+    def personalised(self) -> bool:
+        """Whether clients predict with models of their own: by their method, or by their own statistics."""
+        return self.method.personalised or self.layout.size > self.layout.shared_end
+
+    @property
+    def divisible(self) -> bool:
+        """Whether features and head give the network's bits when they are computed apart."""
+        return not self.experiment.compile and self.experiment.dtype == "float32"
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Training samples of every client, by name."""
+        return {client.name: client.size for client in self.federation.clients}
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """Every client's row in matrices over all clients."""
+        return {name: row for row, name in enumerate(self.sizes)}
+
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(ge=0, lt=1e9)]
+TrainingMetrics = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")], float], Field(max_length=32)
+]
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """Which model a client starts from: its state as of a round (0: none yet) and a message of its own."""
+
+    client: str
+    state_round: Count = 0
+    message: Tree = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PrepareJob:
+    """Ask a client for what its method needs before the round's training (`Method.prepare`).
+
+    Before the first round, where a head standardises its inputs, every client is asked for sums of its
+    `features` instead.
+    """
+
+    round: Count
+    incoming: Incoming
+    features: bool = False
+    kind: Literal["prepare"] = "prepare"
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """Train one client; the update goes to row `slot` of the memory."""
+
+    round: Count
+    slot: Count
+    incoming: Incoming
+    kind: Literal["train"] = "train"
+
+
+@dataclass(frozen=True)
+class LossJob:
+    """Measure one model on the training samples of some clients: row entries L_j(w_i) of Eq. 2.
+
+    The model is client i's before aggregation (`slot` and `incoming` given) or the global one. With
+    `validation` the samples are those that the clients have set aside.
+    """
+
+    clients: tuple[str, ...]
+    slot: Count | None = None
+    incoming: Incoming | None = None
+    validation: bool = False
+    kind: Literal["loss"] = "loss"
+
+
+@dataclass(frozen=True)
+class TestJob:
+    """Logits of the global model for a part of the test set."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class PersonalJob:
+    """Measure the model that a client holds on the global test set and on the client's own."""
+
+    incoming: Incoming
+    kind: Literal["personal"] = "personal"
+
+
+@dataclass(frozen=True)
+class SiteTestJob:
+    """Measure the final models, the global one and the client's own, on the client's own test set."""
+
+    incoming: Incoming
+    kind: Literal["site-test"] = "site-test"
+
+
+@dataclass(frozen=True)
+class CandidateJob:
+    """Measure candidate server steps on some of a client's training samples, drawn anew in every round."""
+
+    round: Count
+    incoming: Incoming
+    coefficients: Annotated[tuple[tuple[float, ...], ...], Field(max_length=256)]
+    samples: Count
+    kind: Literal["candidates"] = "candidates"
+
+
+ClientJob = PrepareJob | TrainJob | LossJob | PersonalJob | SiteTestJob | CandidateJob
+"""What is done where a client's images are."""
+Job = ClientJob | TestJob
+RoundJob = PrepareJob | TrainJob | CandidateJob
+"""A client's part in a round; without it the round may go on."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over samples, so that means of any union are right."""
+
+    loss: float
+    loss_squared: float
+    correct: int
+    count: int
+
+    @property
+    def mean(self) -> float:
+        """Mean loss."""
+        return self.loss / self.count if self.count else float("nan")
+
+    @property
+    def accuracy(self) -> float:
+        """Share of samples classified rightly."""
+        return self.correct / self.count if self.count else float("nan")
+
+    @property
+    def standard_error(self) -> float:
+        """Standard error of the mean loss, when the samples are a random part of the client's."""
+        if self.count < 2:
+            return float("nan")
+        variance = (self.loss_squared - self.loss**2 / self.count) / (self.count - 1)
+        return float((max(variance, 0.0) / self.count) ** 0.5)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Result of a `PrepareJob`."""
+
+    message: Tree
+    finite: bool
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Result of a `TrainJob`; the update lies in the shared memory, a new state on disk."""
+
+    message: Tree
+    has_state: bool
+    metrics: TrainingMetrics
+    before: Sums | None
+    after: Sums | None
+    finite: bool
+    seconds: Seconds
+
+
+@dataclass(frozen=True)
+class Personal:
+    """Result of a `PersonalJob`: the accuracy on the global test set, and on the client's own."""
+
+    accuracy: Share | None
+    own_accuracy: Share | None
+
+
+@dataclass(frozen=True)
+class SiteTest:
+    """Result of a `SiteTestJob`: by model, "global" and "personal", as far as there are any."""
+
+    models: dict[Which, SiteResult]
+
+
+ClientResult = Prepared | Trained | Sums | Personal | SiteTest | Vote
+"""Result of a `ClientJob` for one client."""
+JobResult = Prepared | Trained | list[Sums] | Personal | SiteTest | Vote | None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A job that raised: the last line of its traceback, the whole of it, and the kind of failure."""
+
+    error: str
+    detail: str
+    reason: Reason = "failed"
+
+
+Done = Callable[[Job, JobResult | Failure], None]
+
+
+class Backend(Protocol):
+    """Where the jobs of a round run."""
+
+    def run(
+        self, jobs: Sequence[Job], common: Tree, done: Done | None = None, deadline: float | None = None
+    ) -> list[JobResult | Failure]:
+        """Do all jobs, in any order; results in the order of the jobs."""
+        ...
+
+    def close(self) -> None:
+        """Release processes."""
+        ...

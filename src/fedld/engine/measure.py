@@ -1,0 +1,297 @@
+"""What is measured of models: the global one and the personalised ones on test sets, and for the loss
+decomposition (Eq. 2) M[j, i] = L_j(w_i) and L_j(w).
+
+No loss is measured twice: L_i(w_i) comes with the client's training, and L_j(w) is the loss that client j
+measures before it trains in the next round.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedld.analysis import decompose
+from fedld.analysis.metrics import calibration, confusion, evaluate_logits
+from fedld.config.experiment import Experiment
+from fedld.config.resolve import make_metrics
+from fedld.data.table import read_column
+from fedld.engine.jobs import (
+    Incoming,
+    Job,
+    LossJob,
+    Personal,
+    PersonalJob,
+    Setup,
+    Sums,
+    TestJob,
+    Trained,
+    TrainJob,
+)
+from fedld.errors import FedLDError
+from fedld.local import Metric
+from fedld.records.schema import CrossLine, CrossMatrix, Evaluation, Predictions, Terms
+from fedld.records.table import predictions_table
+
+TEST_CHUNK = 512
+LOSS_CHUNK = 2048
+UNKNOWN = Sums(float("nan"), float("nan"), 0, 0)
+
+
+def evaluation_jobs(setup: Setup, round_: int, incoming: Callable[[str], Incoming]) -> list[Job]:
+    """Jobs that evaluate the models after a round, where it is due; `incoming` tells what a client holds.
+
+    A client that has nothing of its own yet holds the global model, which is measured once for all of them.
+    """
+    evaluated = setup.method.has_global and _due(setup.experiment, round_, setup.experiment.eval_every)
+    tests = len(setup.federation.test) if evaluated else 0
+    jobs: list[Job] = [TestJob(s, min(s + TEST_CHUNK, tests)) for s in range(0, tests, TEST_CHUNK)]
+    if evaluated and setup.experiment.validation is not None:
+        jobs += [LossJob(group, validation=True) for group in _groups(list(setup.sizes), setup.sizes)]
+    held = [incoming(client) for client in setup.sizes] if _personal_due(setup, round_) else []
+    away = {client.name for client in setup.federation.clients if client.elsewhere}
+    own = [one for one in held if one.state_round or one.message or one.client in away or not tests]
+    return jobs + [PersonalJob(one) for one in own]
+
+
+def _due(experiment: Experiment, round_: int, every: int) -> bool:
+    return not round_ % every or round_ == experiment.rounds
+
+
+def _personal_due(setup: Setup, round_: int) -> bool:
+    experiment = setup.experiment
+    return setup.personalised and _due(experiment, round_, experiment.personal_every or experiment.eval_every)
+
+
+def evaluation_line(
+    setup: Setup, round_: int, jobs: list[Job], results: list[Any], logits: Tensor
+) -> Evaluation:
+    """Measures of the evaluation; the global and the personalised ones under different names."""
+    pairs = zip(jobs, results, strict=True)
+    found = {job.incoming.client: result for job, result in pairs if isinstance(job, PersonalJob)}
+    if not any(isinstance(job, TestJob) for job in jobs):
+        return _personal([*found.values()])
+    labels = test_labels(setup)
+    own, right = _own_tests(setup), (logits.argmax(1) == labels).numpy()
+    by_client = {client: float(right[at].mean()) for client, at in own.items()}
+    told: Evaluation = {"client_accuracy": by_client} if own else {}
+    line: Evaluation = {**evaluate_logits(logits, labels), **told}
+    if _personal_due(setup, round_):
+        shared = line["accuracy"]
+        line |= _personal([found.get(name) or Personal(shared, by_client.get(name)) for name in setup.sizes])
+    line |= _validation(jobs, results)
+    if metrics := make_metrics(setup.experiment):
+        line["metrics"] = {name: measured(name, metric, logits, labels) for name, metric in metrics.items()}
+    if metrics and own:
+        line["client_metrics"] = {
+            name: {client: measured(name, metric, logits[at], labels[at]) for client, at in own.items()}
+            for name, metric in metrics.items()
+        }
+    return line
+
+
+def measured(name: str, metric: Metric, logits: Tensor, labels: Tensor) -> float:
+    """A further measure: the sums of parts of the samples, put together as those of sites are."""
+    parts = zip(torch.split(logits, TEST_CHUNK), torch.split(labels, TEST_CHUNK), strict=True)
+    try:
+        return metric.merged([metric.added(*part) for part in parts])
+    except FedLDError:
+        raise
+    except Exception as error:  # whatever the user's function raises
+        raise FedLDError(f"metric '{name}' failed: {type(error).__name__}: {error}") from error
+
+
+def predictions(setup: Setup, logits: Tensor) -> Predictions:
+    """Confusion matrix and calibration of the final global model."""
+    labels = test_labels(setup)
+    found = calibration(logits, labels)
+    return {
+        "classes": list(setup.federation.classes),
+        "confusion": confusion(logits, labels).tolist(),
+        "calibration": {
+            "confidence": found.confidence.tolist(),
+            "accuracy": found.accuracy.tolist(),
+            "count": found.count.tolist(),
+            "ece": found.ece,
+        },
+    }
+
+
+def picture_predictions(setup: Setup, logits: Tensor) -> str:
+    """predictions.csv: of every test picture what is known, and the final global model's probabilities.
+
+    `name` is the file where the data have files, else the picture's place in the data; `site` is whose test
+    picture it is, where that is known, and `patient` stands there where patients are known.
+    """
+    f = setup.federation
+    files, sites, patients = (read_column(f.folder, name) for name in ("file", "site", "patient"))
+    owner = np.full(len(f.labels), "", object) if sites is None else sites.astype(object)
+    for client in f.clients:
+        owner[client.test] = client.name
+    names = f.test if files is None else files[f.test]
+    columns = {"name": [str(name) for name in names], "site": [str(name) for name in owner[f.test]]}
+    if patients is not None:
+        columns["patient"] = [str(name) for name in patients[f.test]]
+    columns["label"] = [f.classes[k] for k in f.labels[f.test]]
+    return predictions_table(f.classes, torch.softmax(logits.double(), 1).numpy(), columns)
+
+
+def test_labels(setup: Setup) -> Tensor:
+    """Labels of the global test set."""
+    return torch.from_numpy(np.array(setup.federation.labels[setup.federation.test]))
+
+
+def _own_tests(setup: Setup) -> dict[str, NDArray[np.int64]]:
+    """Where in the global test set each client's own test images lie, of those who have any."""
+    federation = setup.federation
+    place = np.full(len(federation.labels), -1)  # of every image in the test set
+    place[federation.test] = np.arange(len(federation.test))
+    found = {client.name: place[client.test] for client in federation.clients if len(client.test)}
+    return {name: at[at >= 0] for name, at in found.items()}
+
+
+def _validation(jobs: list[Job], results: list[Any]) -> Evaluation:
+    """The global model on all images that the clients set aside: their sums add up."""
+    pairs = zip(jobs, results, strict=True)
+    parts = [sums for job, found in pairs if isinstance(job, LossJob) and job.validation for sums in found]
+    told = [sums for sums in parts if sums.count]  # a site with few images, or one that is away, tells none
+    if not parts:
+        return {}
+    count = sum(sums.count for sums in told)
+    if not count:
+        return {"validation_images": 0}
+    return {
+        "validation_loss": sum(sums.loss for sums in told) / count,
+        "validation_accuracy": sum(sums.correct for sums in told) / count,
+        "validation_images": count,
+    }
+
+
+def _personal(results: list[Personal]) -> Evaluation:
+    """Mean over clients of the personalised models on the global test set, and on their own."""
+    line: Evaluation = {}
+    # A site far away measures its model on its own test set only: the global one is the server's.
+    if accuracies := [r.accuracy for r in results if r.accuracy is not None]:
+        line |= {"personal_accuracy": float(np.mean(accuracies)), "personal_worst": min(accuracies)}
+    if own := [r.own_accuracy for r in results if r.own_accuracy is not None]:
+        line["personal_own_accuracy"] = float(np.mean(own))
+    return line
+
+
+def decomposition_due(experiment: Experiment, round_: int) -> bool:
+    """Whether a round is decomposed: every N-th, and the first and last."""
+    n = experiment.decompose
+    return n > 0 and (round_ in (1, experiment.rounds) or round_ % n == 0)
+
+
+def cross_jobs(setup: Setup, training: Sequence[TrainJob], trained: Mapping[str, Trained]) -> list[LossJob]:
+    """The model of every client that trained, as it was before aggregation, on every client's samples."""
+    jobs = []
+    known = _exact_with_training(setup.experiment)
+    for job in training:
+        client = job.incoming.client
+        others = [name for name in setup.sizes if not (known and name == client)]
+        model = after_training(job, trained[client])
+        jobs += [LossJob(group, job.slot, model) for group in _groups(others, setup.sizes)]
+    return jobs
+
+
+def after_training(job: TrainJob, trained: Trained) -> Incoming:
+    """What a client holds after its training: its new state has the private parameters it trained."""
+    if not trained.has_state:
+        return job.incoming
+    sent = {key: value for key, value in job.incoming.message.items() if key != "private"}
+    return replace(job.incoming, state_round=job.round, message=sent)
+
+
+def cross_matrix(
+    setup: Setup, trained: Mapping[str, Trained], jobs: Sequence[LossJob], results: list[Any]
+) -> CrossMatrix:
+    """M and, for an estimate, the standard errors of its entries; a column for every client that trained."""
+    rows, columns = setup.rows, {client: k for k, client in enumerate(trained)}
+    cross = np.full((len(rows), len(columns)), np.nan)
+    errors = np.full_like(cross, np.nan)
+    for client, k in columns.items():
+        if _exact_with_training(setup.experiment) and (after := trained[client].after) is not None:
+            cross[rows[client], k] = after.mean
+    for job, result in zip(jobs, results, strict=True):
+        k = columns[cast(Incoming, job.incoming).client]
+        for client, sums in zip(job.clients, cast(list[Sums], result), strict=True):
+            cross[rows[client], k], errors[rows[client], k] = sums.mean, sums.standard_error
+    estimated = setup.experiment.decompose_samples is not None
+    return {
+        "sampled": [rows[client] for client in trained],
+        "cross_loss": cross.tolist(),
+        "standard_errors": errors.tolist() if estimated else None,
+    }
+
+
+def global_jobs(setup: Setup, training: set[str]) -> list[LossJob]:
+    """The global model on the clients whose loss will not come with their training of the next round.
+
+    A client that starts from a model of its own measures that one, not the global model. A method without a
+    global model has no L(w): its decomposition has the local and the shift term only.
+    """
+    if not setup.method.has_global:
+        return []
+    told = _exact_with_training(setup.experiment) and setup.method.starts_from_global
+    known = training if told and not setup.layout.private_size else set()
+    return [LossJob((client,)) for client in setup.sizes if client not in known]
+
+
+def decomposition(
+    setup: Setup, round_: int, matrix: CrossMatrix, losses: dict[str, Sums]
+) -> tuple[Terms, CrossLine]:
+    """The terms of Eq. 2 for the round's line, and the whole matrix for its own file."""
+    measured = [losses[client] if setup.method.has_global else UNKNOWN for client in setup.sizes]
+    global_losses = [sums.mean for sums in measured]
+    errors = [sums.standard_error for sums in measured] if matrix["standard_errors"] else None
+    terms = decompose(
+        matrix["cross_loss"],
+        global_losses,
+        list(setup.sizes.values()),
+        matrix["sampled"],
+        cross_error=matrix["standard_errors"],
+        global_error=errors,
+    )
+    line: Terms = {
+        "local_loss": terms.local,
+        "shift_loss": terms.shift,
+        "aggregation_loss": terms.aggregation,
+        "global_loss": terms.total,
+        "identity_error": terms.identity_error,
+    }
+    if (error := terms.standard_error) is not None:
+        line |= {
+            "local_loss_error": error["local"],
+            "shift_loss_error": error["shift"],
+            "aggregation_loss_error": error["aggregation"],
+            "total_loss_error": error["total"],
+        }
+    return line, {
+        "round": round_,
+        **matrix,
+        "clients": list(setup.sizes),
+        "sizes": list(setup.sizes.values()),
+        "global_losses": global_losses,
+        "global_errors": errors,
+    }
+
+
+def _exact_with_training(experiment: Experiment) -> bool:
+    return experiment.client_losses and experiment.decompose_samples is None
+
+
+def _groups(clients: list[str], sizes: Mapping[str, int]) -> list[tuple[str, ...]]:
+    """Clients in groups of about equal work, so that a few models still keep all workers busy."""
+    groups: list[tuple[str, ...]] = []
+    group: list[str] = []
+    for client in clients:
+        group.append(client)
+        if sum(sizes[name] for name in group) >= LOSS_CHUNK or client == clients[-1]:
+            groups.append(tuple(group))
+            group = []
+    return groups

@@ -1,0 +1,154 @@
+"""The records of a training round: one line for the round, one for every client."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from fedld.aggregation import Aggregate
+from fedld.engine.jobs import Failure, Setup, Trained
+from fedld.layout import Tree
+from fedld.local.client import MEASURED
+from fedld.methods import Messages, Replies, Server
+from fedld.records.schema import ClientLine, ConflictLine, Reason, RoundLine, Traffic, TrainingRecord
+
+GRAM_CLIENTS = 100
+"""A round's Gram matrix is written for at most so many clients: for 1,000 it would be 20 MB of text."""
+
+
+def round_line(
+    round_: int,
+    replies: Replies,
+    trained: Mapping[str, Trained],
+    combined: Aggregate,
+    sent: Traffic,
+    lines: list[ClientLine],
+) -> RoundLine:
+    """What the round did to the model, and whose data it lacks: those that `lines` say were excluded."""
+    losses = [one.metrics["train_loss"] for one in trained.values()]
+    line: RoundLine = {
+        "round": round_,
+        "clients": len(trained),
+        "train_loss": float(replies.p @ torch.tensor(losses, dtype=torch.float64)),
+        "update_norm": float(combined.update.double().norm()),
+        "norm_ratio": combined.report.norm_ratio,
+        "cosine_to_average": combined.report.cosine,
+        "buffer_disagreement": buffer_disagreement(replies),
+        "bytes_up": sent["bytes_up"],
+        "bytes_down": sent["bytes_down"],
+    }
+    if "measuring_seconds" in sent:
+        line["measuring_seconds"] = sent["measuring_seconds"]
+    if missing := {one["client"]: one["reason"] for one in lines if "reason" in one}:
+        line["missing"] = missing
+    return line
+
+
+def client_lines(
+    setup: Setup, round_: int, results: Mapping[str, Any], combined: Aggregate
+) -> list[ClientLine]:
+    """One line per sampled client: also for those that were left out, with the reason."""
+    report, counts = combined.report, setup.federation.label_counts(results).tolist()
+    lines: list[ClientLine] = []
+    place = {name: k for k, name in enumerate(report.clients)}
+    for (name, result), labels in zip(results.items(), counts, strict=True):
+        row, size = setup.rows[name], setup.sizes[name]
+        line: ClientLine = {"round": round_, "client": name, "index": row, "size": size}
+        line["label_counts"] = labels
+        if isinstance(result, Trained):
+            line = {**line, **_training(result)}
+        if name in place:
+            k = place[name]
+            line |= {"update_norm": report.norms[k], "cosine_to_aggregate": report.cosines[k]}
+        else:
+            line["excluded"] = report.rejected.get(name) or exclusion(result)
+            line["reason"] = reason(result)
+        lines.append(line)
+    return lines
+
+
+def conflict_line(round_: int, replies: Replies, combined: Aggregate) -> ConflictLine:
+    """The aggregation's report with its round and clients; the Gram matrix of at most `GRAM_CLIENTS` of them.
+
+    Who is left out of the matrix is spread evenly, so that where all clients take part in every round, every
+    round tells of the same ones.
+    """
+    report = combined.report
+    count = len(report.clients)
+    shown = np.linspace(0, count - 1, min(count, GRAM_CLIENTS)).round().astype(int).tolist()
+    part = replace(report, gram=[[report.gram[i][j] for j in shown] for i in shown])
+    line = cast(ConflictLine, part.to_json())  # a test holds the fields of both together
+    names = [report.clients[i] for i in shown]
+    return {**line, "round": round_, "sampled": replies.rows, "gram_clients": names}
+
+
+def _training(result: Trained) -> TrainingRecord:
+    """What a client measured of its own training."""
+    line: TrainingRecord = {
+        "steps": result.metrics["steps"],
+        "train_loss": result.metrics["train_loss"],
+        "lr": result.metrics["lr"],
+        "seconds": result.seconds,
+    }
+    if result.before is not None:
+        line |= {"loss_before": result.before.mean, "accuracy_before": result.before.accuracy}
+    if result.after is not None:
+        line |= {"loss_after": result.after.mean, "accuracy_after": result.after.accuracy}
+    if own := {key: value for key, value in result.metrics.items() if key not in MEASURED}:
+        line["metrics"] = own
+    return line
+
+
+def exclusion(result: Any) -> str:
+    """Why a client's reply is not used."""
+    if isinstance(result, Failure):
+        return result.error
+    return "the update is not finite" if isinstance(result, Trained) else "what it sent is not finite"
+
+
+def reason(result: Any) -> Reason:
+    """Why a client's reply is not used, in one word."""
+    if isinstance(result, Failure):
+        return result.reason
+    return "rejected" if result.finite else "not finite"
+
+
+def traffic(setup: Setup, server: Server, received: Messages, sent: Sequence[Tree]) -> Traffic:
+    """Bytes of one exchange, up and down: shared weights and messages, counted, not estimated.
+
+    `sent` are the messages that the clients of this round got for themselves.
+    """
+    model, common = 4 * setup.layout.shared_size, _bytes(setup.method.broadcast(server))
+    updates = len(received.clients) if isinstance(received, Replies) else 0
+    return {
+        "bytes_up": model * updates + sum(_bytes(message) for message in received.messages),
+        "bytes_down": sum((0 if "weights" in m else model) + common + _bytes(m) for m in sent),
+    }
+
+
+def total(exchanges: Sequence[Traffic]) -> Traffic:
+    """Bytes of all exchanges of a round."""
+    return {
+        "bytes_up": sum(one["bytes_up"] for one in exchanges),
+        "bytes_down": sum(one["bytes_down"] for one in exchanges),
+    }
+
+
+def buffer_disagreement(replies: Replies) -> float | None:
+    """How far clients' BatchNorm means lie apart, in units of the running standard deviation."""
+    places = {e.name: slice(e.start, e.start + e.size) for e in replies.layout.entries if not e.private}
+    means = [name for name in places if name.endswith("running_mean")]
+    if not means or len(replies.clients) < 2:
+        return None
+    spreads = []
+    for name in means:
+        variance = replies.updates[:, places[name.replace("running_mean", "running_var")]]
+        deviation = variance.mean(0).sqrt().clamp_min(1e-6)
+        spreads.append((replies.updates[:, places[name]].std(0) / deviation).mean())
+    return float(torch.stack(spreads).mean())
+
+
+def _bytes(tree: Tree) -> int:
+    return sum(t.numel() * t.element_size() for t in tree.values())

@@ -1,0 +1,159 @@
+"""A model file that says how to use it: which network, which classes, which images it wants.
+
+The facts are one JSON text in the safetensors metadata (`fedld`), so that the file alone is enough to predict
+with. They name things that fedld knows; nothing that a file says is imported or run.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from fedld import __version__
+from fedld.config.experiment import Experiment
+from fedld.data import Federation
+from fedld.errors import FedLDError
+from fedld.local.samples import Samples
+from fedld.methods import METHODS
+from fedld.models import MODELS, Model, build, own_network
+from fedld.models.build import NAMES
+from fedld.models.standardise import standardise_head
+
+KEY = "fedld"
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a model file says of itself. Network and method are None where they are the user's own."""
+
+    version: str
+    model: str | None
+    head: str
+    train: str
+    method: str | None
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    pictures: bool
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def facts_of(experiment: Experiment, federation: Federation) -> Facts:
+    """What is to be saved with the model of an experiment."""
+    own, method = experiment.own, str(experiment.method["name"])
+    return Facts(
+        version=__version__,
+        model=None if "model" in own else experiment.model,
+        head=experiment.head,
+        train=experiment.train,
+        method=None if "method" in own else method,
+        classes=federation.classes,
+        input_shape=federation.input_shape,
+        pictures=federation.images.dtype == np.uint8,
+        mean=federation.mean,
+        std=federation.std,
+    )
+
+
+def to_metadata(facts: Facts) -> dict[str, str]:
+    """The facts as safetensors keeps them."""
+    return {KEY: json.dumps(asdict(facts))}
+
+
+@dataclass(frozen=True, eq=False)
+class SavedModel:
+    """A network with its weights, and what it was trained to look at."""
+
+    facts: Facts
+    network: nn.Module
+
+    @torch.no_grad()
+    def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """Softmax of the logits, (N, classes), of uint8 pictures (N, H, W, C) of the model's own shape."""
+        rows, facts = np.arange(len(images)), self.facts
+        samples = Samples(images, np.zeros(len(images), np.int64), rows, facts.mean, facts.std)
+        logits = [self.network(batch).double() for batch, _ in samples.in_order(BATCH)]
+        return torch.softmax(torch.cat(logits), 1).numpy()
+
+
+def load_model(path: Path) -> SavedModel:
+    """The model of a run directory or of a model.safetensors file."""
+    file = path / "model.safetensors" if path.is_dir() else path
+    if not file.is_file():
+        if path.is_dir() and (path / "config.toml").exists():
+            why = "the run is unfinished, or every client keeps its own"
+            raise FedLDError(f"'{path}' has no global model: {why}")
+        raise FedLDError(f"there is no model '{file}'")
+    metadata, state = read_model_file(file)
+    facts = _facts(metadata.get(KEY), file)
+    network = _network(facts, file)
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise FedLDError(f"'{file}' does not hold the network it names: {reason}") from None
+    return SavedModel(facts, network.eval())
+
+
+def read_model_file(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Metadata and tensors of a safetensors file."""
+    try:
+        with safe_open(file, "pt") as content:
+            state = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+            return content.metadata() or {}, state
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FedLDError(f"'{file}' is no readable safetensors file: {error}") from None
+
+
+def _facts(text: str | None, file: Path) -> Facts:
+    """The facts, every one of the kind that it must be."""
+    if text is None:
+        raise FedLDError(f"'{file}' does not say which network and classes it has: it is of no fedld run")
+    try:
+        raw = {key: tuple(v) if isinstance(v, list) else v for key, v in json.loads(text).items()}
+        facts = Facts(**cast(dict[str, Any], raw))
+        sound = (
+            all(isinstance(name, str) for name in (facts.version, facts.head, facts.train, *facts.classes))
+            and all(name is None or isinstance(name, str) for name in (facts.model, facts.method))
+            and all(type(side) is int and 0 < side <= 4096 for side in facts.input_shape)
+            and all(np.isfinite(float(value)) for value in facts.mean)
+            and all(float(value) > 0 for value in facts.std)
+            and len(facts.mean)
+            == len(facts.std)
+            == (facts.input_shape[0] if facts.pictures else len(facts.std))
+            and 2 <= len(facts.classes) <= 10_000
+        )
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        sound = False
+    if not sound:
+        raise FedLDError(f"what '{file}' says of itself cannot be understood")
+    return facts
+
+
+def _network(facts: Facts, file: Path) -> nn.Module:
+    shape, classes = facts.input_shape, len(facts.classes)
+    if not facts.pictures or len(shape) != 3:
+        raise FedLDError(f"'{file}' was not trained on pictures: load its tensors in Python")
+    if facts.method is not None and facts.method not in METHODS:
+        raise FedLDError(
+            f"'{file}' was trained with the method '{facts.method}', which is not installed here"
+        )
+    if facts.model in NAMES:
+        size, name = min(shape[1:]), str(facts.model)
+        network: nn.Module = build(
+            name, classes=classes, channels=shape[0], image_size=size, seed=0, head=facts.head
+        )
+    elif facts.model in MODELS:
+        network = own_network(MODELS[facts.model], classes=classes, input_shape=shape, seed=0)
+    else:
+        raise FedLDError(f"'{file}' is of somebody's own network, which cannot be made from its name")
+    if facts.train == "head" and isinstance(network, Model):
+        network = standardise_head(network)
+    return METHODS[facts.method].adapt(network) if facts.method else network

@@ -1,0 +1,57 @@
+"""The server's step: from what the clients trained to the next global model, and the records of both."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedld.engine.candidates import Measuring
+from fedld.engine.checkpoint import Pending
+from fedld.engine.exchange import Exchange
+from fedld.engine.jobs import Trained, TrainJob
+from fedld.engine.measure import after_training, cross_jobs, cross_matrix, decomposition_due
+from fedld.engine.recording import client_lines, conflict_line, round_line
+from fedld.methods import Replies
+from fedld.records.schema import CLIENTS, CONFLICT
+
+
+def server_step(exchange: Exchange, jobs: Sequence[TrainJob], results: Mapping[str, Any]) -> Pending:
+    """Aggregate a round; gives its record, which is `pending` until the new model is evaluated."""
+    setup, state, round_ = exchange.setup, exchange.state, exchange.state.round + 1
+    trained: dict[str, Trained] = {
+        client: result for client, result in results.items() if isinstance(result, Trained) and result.finite
+    }
+    exchange.check_quorum(results, trained)
+    used = [job for job in jobs if job.incoming.client in trained]
+    matrix = None
+    if decomposition_due(setup.experiment, round_):
+        losses = cross_jobs(setup, used, trained)
+        matrix = cross_matrix(setup, trained, losses, exchange.do(losses))
+    models = [after_training(job, trained[job.incoming.client]) for job in used]
+    measuring = Measuring(setup, exchange.memory, exchange.do, round_, models)
+    replies = _replies(exchange, used, trained, measuring)
+    exchange.count(replies, [job.incoming.message for job in jobs])
+    state.server, combined = setup.method.server_update(state.server, replies)
+    state.state_rounds |= {client: round_ for client, one in trained.items() if one.has_state}
+    lines = client_lines(setup, round_, results, combined)
+    for line in lines:
+        exchange.directory.append(CLIENTS, line)
+    exchange.directory.append(CONFLICT, conflict_line(round_, replies, combined))
+    sent = measuring.cost(exchange.settle())
+    state.round = round_
+    return {"line": round_line(round_, replies, trained, combined, sent, lines), "matrix": matrix}
+
+
+def _replies(
+    exchange: Exchange, used: Sequence[TrainJob], trained: Mapping[str, Trained], measuring: Measuring
+) -> Replies:
+    """What the method's server gets to see of a round."""
+    updates = exchange.memory.updates
+    if len(used) < len(updates):
+        updates = updates[[job.slot for job in used]]
+    return Replies(
+        **exchange.senders(trained),
+        messages=[one.message for one in trained.values()],
+        layout=exchange.setup.layout,
+        updates=updates,
+        steps=tuple(one.metrics["steps"] for one in trained.values()),
+        measure=measuring,
+    )

@@ -1,0 +1,316 @@
+"""What a worker does: jobs in, results out. The same code runs in worker processes and in this one."""
+
+import time
+from collections.abc import Sequence
+from functools import lru_cache, singledispatchmethod
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedld.aggregation import Vote
+from fedld.aggregation.measured import LARGEST_LOSS
+from fedld.analysis.metrics import accuracy
+from fedld.analysis.sites import SiteResult, site_result
+from fedld.config.resolve import make_training
+from fedld.engine.jobs import (
+    CandidateJob,
+    Incoming,
+    Job,
+    JobResult,
+    LossJob,
+    Personal,
+    PersonalJob,
+    Prepared,
+    PrepareJob,
+    Setup,
+    SharedMemory,
+    SiteTest,
+    SiteTestJob,
+    Sums,
+    TestJob,
+    Trained,
+    TrainJob,
+)
+from fedld.engine.network import divided
+from fedld.engine.states import StateStore
+from fedld.layout import FlatModel, Tree
+from fedld.local import FeatureSamples, LocalClient, Samples, embedding
+from fedld.models import Model, as_model
+from fedld.models.standardise import standardised
+from fedld.records.schema import Which
+from fedld.seeds import numpy_generator
+
+EVAL_BATCH = embedding.BATCH
+
+
+class Worker:
+    """Runs jobs one after the other on one model."""
+
+    def __init__(self, setup: Setup, memory: SharedMemory) -> None:
+        self.setup, self.memory = setup, memory
+        self.training = make_training(setup.experiment)
+        self.store = StateStore(setup.states)
+        trunk, model = divided(setup.experiment, setup.method, setup.federation)
+        self.flat = FlatModel(model, setup.layout, setup.experiment.device)
+        # Not from a table of open maps: whoever repairs a cache puts a new file in the old one's place.
+        self.features = None if setup.features is None else np.load(setup.features, mmap_mode="r")
+        if trunk is not None and self.features is None:
+            assert isinstance(model, Model)
+            model.behind(trunk.to(setup.experiment.device))
+        if setup.experiment.compile:
+            self.flat.model.compile()
+        self.common: Tree = {}
+        self._samples = lru_cache(maxsize=64)(self._make_samples)
+
+    @singledispatchmethod
+    def run(self, job: Job) -> JobResult:
+        """Do one job."""
+        raise TypeError(job)
+
+    @run.register
+    def _prepare(self, job: PrepareJob) -> Prepared:
+        client = self._client(job)
+        message = _on_cpu(self._feature_sums(client) if job.features else self.setup.method.prepare(client))
+        return Prepared(message, all(bool(value.isfinite().all()) for value in message.values()))
+
+    def _feature_sums(self, client: LocalClient) -> Tree:
+        """Sums and sums of squares of what enters the head, over the client's training images."""
+        layer = standardised(self.flat.model)
+        assert layer is not None
+        sums = torch.zeros(2, layer.in_features, dtype=torch.float64, device=self.flat.vector.device)
+
+        def add(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            features = inputs[0].double()
+            sums.add_(torch.stack([features.sum(0), features.square().sum(0)]))
+
+        handle = layer.register_forward_pre_hook(add)
+        try:
+            self.logits(client.samples)
+        finally:
+            handle.remove()
+        return {"sums": sums, "count": torch.tensor(float(len(client.samples)), dtype=torch.float64)}
+
+    def _client(self, job: PrepareJob | TrainJob) -> LocalClient:
+        """The client of a job, its incoming model loaded."""
+        state, message = self._load(job.incoming)
+        setup, name = self.setup, job.incoming.client
+        return LocalClient(
+            name,
+            job.round,
+            self.flat,
+            self._samples(name),
+            make_training(setup.experiment, job.round),
+            setup.experiment.seed,
+            message,
+            state,
+        )
+
+    @run.register
+    def _train(self, job: TrainJob) -> Trained:
+        start, measured = time.perf_counter(), self.setup.experiment.client_losses
+        client = self._client(job)
+        before = self._own_losses(client) if measured else None
+        reply = self.setup.method.client_update(client)
+        after = self._own_losses(client) if measured else None
+        self.memory.updates[job.slot].copy_(reply.update)
+        if reply.state:
+            self.store.save(job.incoming.client, job.round, reply.state)
+        finite = bool(torch.isfinite(reply.update).all())
+        facts = (bool(reply.state), reply.metrics, before, after, finite)
+        return Trained(_on_cpu(reply.message), *facts, time.perf_counter() - start)
+
+    @run.register
+    def _losses(self, job: LossJob) -> list[Sums]:
+        if job.incoming is None or job.slot is None:
+            self.flat.load(self.memory.weights)
+        else:
+            self._load(job.incoming)
+            vector = self.flat.vector
+            self.setup.layout.apply(vector, self.memory.updates[job.slot].to(vector.device))
+        if job.validation:
+            rows = (self.setup.federation.client(client).validation for client in job.clients)
+            return [self.measure(self._test_samples(positions)) for positions in rows]
+        limit = self.setup.experiment.decompose_samples
+        return [self.measure(self._samples(client, limit)) for client in job.clients]
+
+    @run.register
+    def _test(self, job: TestJob) -> None:
+        self.flat.load(self.memory.weights)
+        samples = self._test_samples(self.setup.federation.test[job.start : job.stop])
+        self.memory.logits[job.start : job.stop] = self.logits(samples)
+
+    @run.register
+    def _personal(self, job: PersonalJob) -> Personal:
+        self._load_personal(job.incoming)
+        samples = self._test_samples(self.setup.federation.test)
+        return self._measured(job, self.logits(samples), samples.labels)
+
+    @torch.inference_mode()
+    def personal(self, jobs: Sequence[PersonalJob]) -> list[Personal]:
+        """Models with one body (`Setup.one_body`): the features are computed once for all of them."""
+        layout, vector, model = self.setup.layout, self.flat.vector, as_model(self.flat.model)
+        heads = []
+        for job in jobs:
+            self._load(job.incoming)
+            heads.append(layout.private_part(vector))
+        samples = self._test_samples(self.setup.federation.test)
+        logits = torch.empty(len(jobs), len(samples), len(self.setup.federation.classes))
+        model.eval()
+        for start in range(0, len(samples), EVAL_BATCH):
+            features = model.embed(samples.batch(slice(start, start + EVAL_BATCH))[0])
+            for own, head in zip(logits, heads, strict=True):
+                layout.set_private(vector, head)
+                own[start : start + EVAL_BATCH] = model.head(features).float()
+        return [self._measured(job, own, samples.labels) for job, own in zip(jobs, logits, strict=True)]
+
+    def _measured(self, job: PersonalJob, logits: Tensor, labels: Tensor) -> Personal:
+        """What a client's model is worth on the global test set and on the client's own part of it."""
+        test, own = self.setup.federation.test, self.setup.federation.client(job.incoming.client).test
+        right = (logits.argmax(1) == labels).numpy()
+        own_accuracy = float(right[np.isin(test, own)].mean()) if len(own) else None
+        return Personal(accuracy(logits, labels), own_accuracy)
+
+    @run.register
+    def _site_test(self, job: SiteTestJob) -> SiteTest:
+        found: dict[Which, SiteResult] = {}
+        if not len(self.setup.federation.client(job.incoming.client).test):
+            return SiteTest(found)
+        if self.setup.method.has_global:
+            self.flat.load(self.memory.weights)
+            found["global"] = self._at_site(job.incoming.client)
+        if self.setup.personalised:
+            self._load_personal(job.incoming)
+            found["personal"] = self._at_site(job.incoming.client)
+        return SiteTest(found)
+
+    def _at_site(self, client: str) -> SiteResult:
+        """The model in the network on a client's own test set; the last class is the positive one."""
+        f = self.setup.federation
+        rows = f.client(client).test
+        logits, labels = self.logits(self._test_samples(rows)), np.array(f.labels[rows])
+        patients, last = f.patients, len(f.classes) - 1
+        return site_result(
+            torch.softmax(logits.double(), 1).numpy(),
+            (logits.argmax(1).numpy() == labels) & logits.isfinite().all(1).numpy(),
+            labels,
+            last,
+            self.setup.experiment.specificity,
+            None if patients is None else patients[rows],
+        )
+
+    def _load_personal(self, incoming: Incoming) -> None:
+        """Put the model that a client predicts with into the network."""
+        state, _ = self._load(incoming)
+        if "personal" in state:
+            self.flat.load(state["personal"])
+
+    @run.register
+    def _candidates(self, job: CandidateJob) -> Vote:
+        """Losses of the candidates, all on the same images: the *differences* decide.
+
+        On images that the client has set aside, if there are any: a step that only fits the images that it
+        trained on then gains nothing.
+        """
+        self._load(job.incoming)
+        layout, vector = self.setup.layout, self.flat.vector
+        client = self.setup.federation.client(job.incoming.client)
+        unseen = client.validation if len(client.validation) else client.train
+        samples = self._drawn(client.name, unseen, job.samples, "candidates", job.round)
+        start = layout.shared_parameters(vector).clone()
+        basis = self.memory.basis.to(vector.device)
+        layout.shared_buffers(vector).copy_(layout.shared_buffers(basis[-1]))
+        losses = []
+        for row in job.coefficients:
+            step = torch.tensor(row, device=vector.device) @ layout.shared_parameters(basis[:-1])
+            layout.shared_parameters(vector).copy_(start + step)
+            losses.append(self.losses(samples).nan_to_num(nan=LARGEST_LOSS).clamp(max=LARGEST_LOSS))
+        table = torch.stack(losses)
+        squares = (table - table[0]).square().mean(1)
+        return Vote(len(samples), tuple(table.mean(1).tolist()), tuple(squares.tolist()))
+
+    def _load(self, incoming: Incoming) -> tuple[Tree, Tree]:
+        """Put the client's incoming model into the network; give its state and message.
+
+        Later wins: the global weights (or `weights` of the client's own message, which replace them all);
+        the private part that the client kept in its state; `private` of its own message, by which a server
+        sets a client's private parameters (FedPAC's heads) but never its private buffers.
+        """
+        state = self.store.load(incoming.client, incoming.state_round)
+        message = {**self.common, **incoming.message}
+        self.flat.load(message.pop("weights", self.memory.weights))
+        layout, vector = self.setup.layout, self.flat.vector
+        if "private" in state:
+            layout.set_private(vector, state.pop("private").to(vector.device))
+        if "private" in message:
+            layout.private_parameters(vector).copy_(message.pop("private"))
+        state = {key: value.to(vector.device) for key, value in state.items()}
+        return state, {key: value.to(vector.device) for key, value in message.items()}
+
+    @torch.inference_mode()
+    def measure(self, samples: Samples) -> Sums:
+        """Plain cross-entropy and hits in eval mode."""
+        return summed(self.logits(samples), samples.labels)
+
+    @torch.inference_mode()
+    def _own_losses(self, client: LocalClient) -> Sums:
+        """The client's model on its own samples; by the same pass as features that its method reads."""
+        if not (self.setup.method.reads_features and self.setup.divisible):
+            return self.measure(client.samples)
+        head = as_model(self.flat.model).head
+        logits = torch.cat([head(features).float().cpu() for features, _ in client.embedded()])
+        return summed(logits, client.samples.labels)
+
+    def losses(self, samples: Samples) -> Tensor:
+        """Plain cross-entropy of every sample, in eval mode."""
+        return cross_entropies(self.logits(samples), samples.labels)
+
+    @torch.inference_mode()
+    def logits(self, samples: Samples) -> Tensor:
+        """Logits of all samples, in eval mode."""
+        self.flat.model.eval()
+        out = torch.empty(len(samples), len(self.setup.federation.classes))
+        for start in range(0, len(samples), EVAL_BATCH):
+            images, _ = samples.batch(slice(start, start + EVAL_BATCH))
+            with torch.autocast(images.device.type, torch.bfloat16, enabled=self.training.bfloat16):
+                out[start : start + EVAL_BATCH] = self.flat.model(images).float()
+        return out
+
+    def _make_samples(self, client: str, limit: int | None = None) -> Samples:
+        """A client's training samples, or a fixed random part of at most `limit` of them."""
+        positions = self.setup.federation.client(client).train
+        if limit is not None:
+            return self._drawn(client, positions, limit, "decompose")
+        return self._test_samples(positions)
+
+    def _drawn(self, client: str, positions: NDArray[np.int64], limit: int, *purpose: str | int) -> Samples:
+        """At most `limit` of some of a client's samples, drawn for a purpose."""
+        if limit < len(positions):
+            generator = numpy_generator(self.setup.experiment.seed, *purpose, client)
+            positions = np.sort(generator.choice(positions, limit, replace=False))
+        return self._test_samples(positions)
+
+    def _test_samples(self, positions: NDArray[np.int64]) -> Samples:
+        f = self.setup.federation
+        if self.features is not None:
+            return FeatureSamples(self.features, f.labels, positions, self.setup.experiment.device)
+        if f.images.dtype != np.uint8:  # a user's own floats, as they are
+            return FeatureSamples(f.images, f.labels, positions, self.setup.experiment.device)
+        return Samples(f.images, f.labels, positions, f.mean, f.std, self.setup.experiment.device)
+
+
+def summed(logits: Tensor, labels: Tensor) -> Sums:
+    """Losses and hits, added up."""
+    losses, correct = cross_entropies(logits, labels), int((logits.argmax(1) == labels).sum())
+    return Sums(losses.sum().item(), losses.square().sum().item(), correct, len(labels))
+
+
+def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of every sample, in float64 so that sums over many are exact enough."""
+    return F.cross_entropy(logits, labels, reduction="none").double()
+
+
+def _on_cpu(message: Tree) -> Tree:
+    return {key: value.cpu() for key, value in message.items()}

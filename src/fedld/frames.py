@@ -1,0 +1,126 @@
+"""`fedld.load(run)`: the records of a run or study as data frames, and as Parquet or CSV files.
+
+Every frame starts with the columns run, label, method and seed, so frames of a study can be grouped.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedld.analysis.updates import gram_clients
+from fedld.errors import FedLDError
+from fedld.records.reader import Run, read
+from fedld.records.schema import Summary
+from fedld.study.report.tables import flatten
+
+if TYPE_CHECKING:
+    import polars as pl
+
+FORMATS = ("csv", "parquet")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Tidy tables.
+
+    runs        one row per run: settings and final results
+    rounds      one row per round: accuracy, loss, terms, traffic, time
+    clients     one row per round and client
+    labels      one row per client and class
+    cross_loss  one row per round, model and data: L_j(w_i)
+    cosines     one row per round and pair of clients: cosine of their updates
+    """
+
+    runs: "pl.DataFrame"
+    rounds: "pl.DataFrame"
+    clients: "pl.DataFrame"
+    labels: "pl.DataFrame"
+    cross_loss: "pl.DataFrame"
+    cosines: "pl.DataFrame"
+
+    def write(self, folder: Path, format: str = "parquet") -> list[Path]:
+        """One file per table; returns the paths."""
+        if format not in FORMATS:
+            raise FedLDError(f"unknown format '{format}': valid names: {', '.join(FORMATS)}")
+        written = []
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for field in fields(self):
+                path, frame = folder / f"{field.name}.{format}", getattr(self, field.name)
+                frame.write_parquet(path) if format == "parquet" else frame.write_csv(path)
+                written.append(path)
+        except OSError as error:
+            raise FedLDError(f"cannot write to '{folder}': {error.strerror}") from None
+        return written
+
+
+def load(*paths: str | Path) -> Frames:
+    """Records of runs and studies as polars data frames (needs the extra `analysis`)."""
+    runs = read([Path(path) for path in paths]).runs
+    return Frames(
+        runs=_frame(_run(run) for run in runs),
+        rounds=_frame(_plain(run, line) for run in runs for line in run.rounds.lines),
+        clients=_frame(_plain(run, line) for run in runs for line in run.clients.lines),
+        labels=_frame(row for run in runs for row in _labels(run)),
+        cross_loss=_frame(row for run in runs for row in _cross(run)),
+        cosines=_frame(row for run in runs for row in _cosines(run)),
+    )
+
+
+def _frame(rows: Iterable[Row]) -> "pl.DataFrame":
+    try:
+        import polars as pl
+    except ImportError:
+        raise FedLDError("data frames need polars: pip install 'fedld[analysis]'") from None
+    return pl.DataFrame(list(rows), infer_schema_length=None, strict=False)
+
+
+def _key(run: Run) -> Row:
+    method = run.config.get("method")
+    name = method.get("name") if isinstance(method, dict) else method
+    return {"run": run.path.name, "label": run.label, "method": name, "seed": run.seed}
+
+
+def _run(run: Run) -> Row:
+    settings = {f"setting.{key}": value for key, value in flatten(run.config).items()}
+    results = {key: value for key, value in _facts(run.summary) if not isinstance(value, dict | list)}
+    return _key(run) | {"finished": run.finished} | results | settings | _key(run)
+
+
+def _facts(summary: Summary | None) -> list[tuple[str, object]]:
+    return list(summary.items()) if summary else []
+
+
+def _plain(run: Run, line: Mapping[str, object]) -> Row:
+    """Numbers and names of a line; lists and tables have frames of their own."""
+    return _key(run) | {key: value for key, value in line.items() if not isinstance(value, dict | list)}
+
+
+def _labels(run: Run) -> Iterable[Row]:
+    seen = {line["index"]: line.get("label_counts") or [] for line in run.clients.lines}
+    for index, counts in sorted(seen.items()):
+        name = run.client_names[index]
+        yield from (_key(run) | {"client": name, "class": k, "count": n} for k, n in enumerate(counts))
+
+
+def _cross(run: Run) -> Iterable[Row]:
+    for line in run.cross_loss.lines:
+        names: Sequence[Any] = line["clients"]
+        for j, row in enumerate(line["cross_loss"]):
+            for i, loss in zip(line["sampled"], row, strict=True):
+                yield _key(run) | {
+                    "round": line["round"], "model": names[i], "data": names[j], "loss": loss
+                }  # fmt: skip
+
+
+def _cosines(run: Run) -> Iterable[Row]:
+    for line in run.conflict.lines:
+        names, gram = gram_clients(line)[0], line["gram"]
+        for i, a in enumerate(names):
+            for j, b in enumerate(names[:i]):
+                scale = (gram[i][i] * gram[j][j]) ** 0.5
+                yield _key(run) | {
+                    "round": line["round"], "a": b, "b": a, "cosine": gram[i][j] / scale if scale else None
+                }  # fmt: skip

@@ -1,0 +1,150 @@
+"""Measures beyond the built-in ones, as sums: those of parts of a test set add up to those of the whole.
+
+A `Metric` turns a batch's logits and labels into a vector of sums and the sums into a value, so measures of
+several batches, clients or sites are merged by adding, never by averaging averages.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedld.errors import FedLDError
+from fedld.registry import name_of, plugins
+
+BINS = 1000
+BUILT_IN = ("accuracy", "balanced_accuracy", "auroc", "worst_client", "loss", "ece")
+"""Measured in every run: no further measure may have one of these names."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """`sums(logits, labels)` of a batch is a vector; `value` of added sums is the measure.
+
+    `better` says which way: more, or less.
+
+    >>> hits = Metric(lambda z, y: torch.stack([(z.argmax(1) == y).sum(), torch.tensor(len(y))]),
+    ...               lambda sums: sums[0] / sums[1])
+    >>> hits(torch.eye(2), torch.tensor([0, 0]))
+    0.5
+    """
+
+    sums: Callable[[Tensor, Tensor], Tensor]
+    value: Callable[[Tensor], Tensor | float]
+    better: Literal["more", "less"] = "more"
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> float:
+        """The measure of one batch."""
+        return self.merged([self.added(logits, labels)])
+
+    def added(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The sums of one batch, in float64."""
+        sums = self.sums(logits, labels)
+        if not isinstance(sums, Tensor):
+            raise FedLDError(
+                f"metric '{name_of(self.sums)}' gives {type(sums).__name__}, not a tensor of sums"
+            )
+        return sums.double()
+
+    def merged(self, sums: Iterable[Tensor]) -> float:
+        """The measure of all batches together."""
+        return float(self.value(torch.stack(list(sums)).sum(0)))
+
+
+@dataclass(frozen=True)
+class PerSample:
+    """Mean over samples of what a user's function gives for each of them."""
+
+    function: Callable[[Tensor, Tensor], Tensor]
+
+    def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Sum of the values and number of samples."""
+        values = self.function(logits, labels)
+        if not isinstance(values, Tensor) or values.shape != labels.shape:
+            found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise FedLDError(
+                f"metric '{name_of(self.function)}' gives {found} for {len(labels)} samples: one value per "
+                "sample is needed, or a fedld.Metric of sums"
+            )
+        return torch.stack([values.double().sum(), torch.tensor(float(len(labels)), dtype=torch.float64)])
+
+    def value(self, sums: Tensor) -> Tensor:
+        """The mean."""
+        return sums[0] / sums[1]
+
+
+def as_metric(value: object) -> Metric:
+    """A metric as it is; a function of (logits, labels) that gives one value per sample made into one."""
+    if isinstance(value, Metric):
+        return value
+    if not callable(value):
+        raise FedLDError(f"a metric is a fedld.Metric or a function of (logits, labels), not {value!r}")
+    each = PerSample(value)
+    return Metric(each.sums, each.value)
+
+
+def confusions(logits: Tensor, labels: Tensor) -> Tensor:
+    """Counts (C * C) by true and predicted class."""
+    classes = logits.shape[1]
+    return torch.bincount(labels * classes + logits.argmax(1), minlength=classes**2)
+
+
+def _square(sums: Tensor) -> Tensor:
+    side = round(len(sums) ** 0.5)
+    return sums.view(side, side)
+
+
+def macro_f1(sums: Tensor) -> Tensor:
+    """Mean over the classes that occur of 2 TP / (2 TP + FP + FN)."""
+    counts = _square(sums)
+    present = counts.sum(1) > 0
+    scores = 2 * counts.diag() / (counts.sum(0) + counts.sum(1)).clamp_min(1)
+    return scores[present].mean()
+
+
+def kappa(sums: Tensor) -> Tensor:
+    """Quadratically weighted kappa (Cohen 1968): agreement on ordered grades beyond chance."""
+    counts = _square(sums)
+    grades = torch.arange(len(counts), dtype=counts.dtype)
+    cost = (grades[:, None] - grades[None, :]).square()
+    expected = counts.sum(1)[:, None] * counts.sum(0)[None, :] / counts.sum()
+    return 1 - (cost * counts).sum() / (cost * expected).sum()
+
+
+def sensitivity(sums: Tensor) -> Tensor:
+    """Recall of the last class, the positive one of two."""
+    counts = _square(sums)
+    return counts[-1, -1] / counts[-1].sum()
+
+
+def specificity(sums: Tensor) -> Tensor:
+    """Share of the samples of all other classes that are not taken for the last one."""
+    others = _square(sums)[:-1]
+    return others[:, :-1].sum() / others.sum()
+
+
+def scores(logits: Tensor, labels: Tensor) -> Tensor:
+    """Histograms (2 * BINS) of the last class's probability, of its own samples and of the others."""
+    bins = (logits.softmax(1)[:, -1] * BINS).long().clamp(max=BINS - 1)
+    positive = (labels == logits.shape[1] - 1).long()
+    return torch.bincount((1 - positive) * BINS + bins, minlength=2 * BINS)
+
+
+def sensitivity_at_95(sums: Tensor) -> Tensor:
+    """Sensitivity at the threshold where the specificity is at least 0.95, to a thousandth in probability."""
+    positive, negative = (part.flip(0).cumsum(0) for part in sums.view(2, BINS))
+    allowed = negative <= 0.05 * negative[-1]
+    best: Tensor = torch.where(allowed, positive, 0).max() / positive[-1]
+    return best
+
+
+METRICS: dict[str, Metric] = {
+    "macro-f1": Metric(confusions, macro_f1),
+    "kappa": Metric(confusions, kappa),
+    "sensitivity": Metric(confusions, sensitivity),
+    "specificity": Metric(confusions, specificity),
+    "sensitivity-at-95": Metric(scores, sensitivity_at_95),
+}
+METRICS |= {name: as_metric(value) for name, value in plugins("metrics", callable).items()}

@@ -1,0 +1,40 @@
+"""The clients' learning rate over the rounds of a run."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["constant", "cosine", "step"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What the learning rate is multiplied by in a round.
+
+    warmup: rounds in which the factor grows by equal steps, to reach 1 in the round after them.
+    constant: 1.
+    cosine: (1 + cos(pi t / T)) / 2 in round t = 0 .. T - 1 after the warm-up, so that the last still moves.
+    step: `decay` once more after every `every` rounds.
+
+    >>> [Schedule("step", rounds=7, warmup=1, every=2, decay=0.5).factor(r) for r in range(1, 8)]
+    [0.5, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+    """
+
+    kind: Kind = "constant"
+    rounds: int = 1
+    warmup: int = 0
+    every: int = 1
+    decay: float = 0.1
+
+    def factor(self, round_: int) -> float:
+        """Factor in a round, the first being 1."""
+        after = round_ - 1 - self.warmup
+        if after < 0:
+            return round_ / (self.warmup + 1)
+        match self.kind:
+            case "constant":
+                return 1.0
+            case "cosine":
+                return (1 + math.cos(math.pi * after / max(1, self.rounds - self.warmup))) / 2
+            case "step":
+                return float(self.decay ** (after // self.every))

@@ -1,0 +1,60 @@
+"""A user's own network: a module with its weights, or a function that makes one."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedld.errors import FedLDError
+from fedld.registry import call_with, name_of, plugins
+from fedld.seeds import derive
+
+Factory = Callable[..., nn.Module]
+"""Makes a network; asks by name for any of classes, channels, image_size and input_shape."""
+
+MODELS: dict[str, nn.Module | Factory] = plugins("models", callable)
+"""Networks that installed packages add (entry points of the group `fedld.models`)."""
+
+
+def own_network(
+    own: nn.Module | Factory, *, classes: int, input_shape: tuple[int, ...], seed: int
+) -> nn.Module:
+    """A copy of the module, with its weights whatever the seed; or what the function makes with this seed.
+
+    >>> net = own_network(lambda classes: nn.Linear(4, classes), classes=3, input_shape=(4,), seed=0)
+    >>> net.weight.shape
+    torch.Size([3, 4])
+    """
+    network: Any = deepcopy(own)
+    if not isinstance(own, nn.Module):
+        facts: dict[str, Any] = {"classes": classes, "input_shape": input_shape}
+        if len(input_shape) == 3:
+            facts |= {"channels": input_shape[0], "image_size": min(input_shape[1:])}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(seed, "init"))
+            network = call_with(own, "model", **facts)
+    if not isinstance(network, nn.Module):
+        raise FedLDError(f"model '{name_of(own)}' made a {type(network).__name__}, not a torch module")
+    if not any(True for _ in network.parameters()):
+        raise FedLDError(f"model '{name_of(own)}' has no parameters to train")
+    made: nn.Module = network.cpu().float()
+    _check(made, name_of(own), classes, input_shape)
+    return made
+
+
+@torch.no_grad()
+def _check(network: nn.Module, name: str, classes: int, shape: tuple[int, ...]) -> None:
+    """Refuse a network that cannot take the samples, or whose output does not fit the labels."""
+    training = network.training
+    try:
+        output: Any = network.eval()(torch.zeros(2, *shape))
+    except Exception as error:  # whatever the user's module raises
+        raise FedLDError(f"model '{name}' cannot take samples of shape {shape}: {error}") from error
+    network.train(training)
+    found = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+    if found != (2, classes):
+        raise FedLDError(
+            f"model '{name}' gives {found} for two samples, but {classes} classes need (2, {classes})"
+        )

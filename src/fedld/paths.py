@@ -1,0 +1,60 @@
+"""Paths that people give."""
+
+import errno
+import os
+from pathlib import Path
+
+from fedld.errors import FedLDError
+
+
+def user_path(given: str | Path) -> Path:
+    """The path, `~` expanded; what can be no path is said in a sentence.
+
+    >>> user_path("a\\0b")
+    Traceback (most recent call last):
+    fedld.errors.FedLDError: 'a?b' is no path: it holds a character that no path has
+    """
+    text = str(given)
+    shown = "".join(c if c.isprintable() else "?" for c in (text if len(text) < 200 else f"{text[:200]}..."))
+    if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
+        raise FedLDError(f"'{shown}' is no path: it holds a character that no path has")
+    try:
+        path = Path(text).expanduser()
+        path.exists()
+    except RuntimeError:
+        raise FedLDError(f"'{shown}' begins with a user that this machine does not know") from None
+    except OSError as error:
+        raise FedLDError(f"'{shown}' cannot be used: {error.strerror}") from None
+    return path
+
+
+def absolute(given: str) -> str:
+    """The same path from the root, `~` left for whoever opens it; nothing for nothing.
+
+    >>> absolute("/data"), absolute("~/data"), absolute("")
+    ('/data', '~/data', '')
+    """
+    return given if not given or given.startswith("~") else os.path.abspath(given)
+
+
+def require_regular(path: Path) -> None:
+    """OSError if something is there that is no file: a pipe never ends, and a device is never done."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def cache_root(cache: Path | None = None) -> Path:
+    """`cache`, else $FEDLD_CACHE, else ~/.cache/fedld; created if absent."""
+    root = cache or Path(os.environ.get("FEDLD_CACHE") or Path.home() / ".cache" / "fedld")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedLDError(
+            f"The cache folder {root} cannot be made ({error.strerror}); set FEDLD_CACHE."
+        ) from error
+    return root.resolve()
+
+
+def cache_size() -> int:
+    """Bytes of all files in the cache."""
+    return sum(path.stat().st_size for path in cache_root().rglob("*") if path.is_file())

@@ -1,0 +1,1 @@
+"""The one schema that everybody shares: what a run writes and everybody reads."""

@@ -1,0 +1,290 @@
+"""Run and study directories as values. Whatever is damaged or missing is told, never raised.
+
+A report is most wanted when something went wrong, so reading stops only where there is no run at all.
+"""
+
+import json
+import shlex
+import tomllib
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, cast
+
+from fedld.config.experiment import SETTINGS
+from fedld.errors import FedLDError
+from fedld.paths import require_regular
+from fedld.records.schema import (
+    CLIENTS,
+    CONFLICT,
+    CROSS_LOSS,
+    ROUNDS,
+    ClientLine,
+    Config,
+    ConflictLine,
+    CrossLine,
+    Environment,
+    L,
+    Measure,
+    Predictions,
+    RecordFile,
+    RoundLine,
+    Summary,
+)
+
+COMPARED = [name for name, setting in SETTINGS.items() if setting.compared]
+
+
+@dataclass(frozen=True)
+class Records(Generic[L]):
+    """Whole lines of one record file, and what was wrong with the others."""
+
+    lines: list[L]
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory; files are read when they are first asked for."""
+
+    path: Path
+    label: str
+    seed: int
+    config: Config
+    problems: tuple[str, ...] = ()
+
+    @cached_property
+    def rounds(self) -> Records[RoundLine]:
+        """One line per round."""
+        return read_records(self.path, ROUNDS)
+
+    @cached_property
+    def clients(self) -> Records[ClientLine]:
+        """One line per round and client."""
+        return read_records(self.path, CLIENTS)
+
+    @cached_property
+    def conflict(self) -> Records[ConflictLine]:
+        """Gram matrix and report of the rule, one line per round."""
+        return read_records(self.path, CONFLICT)
+
+    @cached_property
+    def cross_loss(self) -> Records[CrossLine]:
+        """M[j, i] = L_j(w_i) of the decomposed rounds."""
+        return read_records(self.path, CROSS_LOSS)
+
+    @cached_property
+    def summary(self) -> Summary | None:
+        """The result; None while there is none."""
+        return cast(Summary | None, read_object(self.path / "summary.json"))
+
+    @cached_property
+    def environment(self) -> Environment | None:
+        """The machine that began the run."""
+        return cast(Environment | None, read_object(self.path / "environment.json"))
+
+    @cached_property
+    def predictions(self) -> Predictions | None:
+        """Confusion and calibration of the final model, where they were written."""
+        return cast(Predictions | None, read_object(self.path / "predictions.json"))
+
+    def series(self, key: Measure) -> dict[int, float]:
+        """A measure of every round; nan where it was not measured."""
+        return {line["round"]: number(line.get(key)) for line in self.rounds.lines}
+
+    @property
+    def method(self) -> str:
+        """Name of the method, whatever the run is called in its study."""
+        method = self.config.get("method")
+        return str(method.get("name") if isinstance(method, dict) else method)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last round was reached."""
+        return self.summary is not None
+
+    @property
+    def setting(self) -> str:
+        """What must be equal for runs to be compared: data, model, rounds. Not the method, not the seed."""
+        return json.dumps({key: self.config.get(key) for key in COMPARED}, sort_keys=True, default=str)
+
+    @cached_property
+    def client_names(self) -> dict[int, str]:
+        """Name of every client that ever took part or was evaluated."""
+        latest = {line["index"]: line for line in self.clients.lines}
+        names = {index: clean(line.get("client")) for index, line in latest.items()}
+        for line in self.cross_loss.lines[:1]:
+            known = line.get("clients")
+            names |= {i: clean(name) for i, name in enumerate(known)} if isinstance(known, list) else {}
+        return dict(sorted(names.items()))
+
+
+def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs of every method, in order of appearance."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.label, []).append(run)
+    return found
+
+
+def longest_run(runs: Sequence[Run]) -> Run:
+    """The run that stands for its method where seeds cannot be averaged: the first with the most rounds."""
+    return max(runs, key=lambda run: len(run.rounds.lines))
+
+
+@dataclass(frozen=True)
+class StudyRecords:
+    """Runs that belong together, and what could not be read."""
+
+    name: str
+    command: str | None
+    baseline: str | None
+    runs: tuple[Run, ...]
+    primary: str = "accuracy"
+    problems: tuple[str, ...] = ()
+
+
+def read(paths: Sequence[Path]) -> StudyRecords:
+    """Runs and studies, put together."""
+    if not paths:
+        raise FedLDError("name at least one run or study")
+    studies = [read_one(Path(path)) for path in paths]
+    runs = tuple(run for study in studies for run in study.runs)
+    commands = [study.command for study in studies if study.command]
+    baselines = {study.baseline for study in studies if study.baseline}
+    primaries = {study.primary for study in studies}
+    return StudyRecords(
+        " and ".join(dict.fromkeys(study.name for study in studies)),
+        "\n".join(commands) or None,
+        baselines.pop() if len(baselines) == 1 else None,
+        _distinct(runs),
+        primaries.pop() if len(primaries) == 1 else "accuracy",
+        tuple(problem for study in studies for problem in study.problems),
+    )
+
+
+def read_one(path: Path) -> StudyRecords:
+    """A study directory, or a run as a study of one."""
+    if (path / "study.json").exists():
+        return _read_study(path)
+    if (path / "config.toml").exists() or (path / "rounds.jsonl").exists():
+        run = read_run(path)
+        name = f"{run.label} on {clean(run.config.get('dataset', 'unknown data'))}"
+        return StudyRecords(
+            name, shlex.join(["fedld", "run", "--config", f"{path}/config.toml"]), None, (run,)
+        )
+    raise FedLDError(f"'{path}' is neither a run nor a study: it holds no config.toml and no study.json")
+
+
+def _read_study(path: Path) -> StudyRecords:
+    index, problems = read_object(path / "study.json"), []
+    if index is None:
+        problems.append(f"{path.name}/study.json is damaged: its runs are taken from the folder 'runs'")
+        found = sorted((path / "runs").glob("*/config.toml"))
+        index = {"runs": [{"path": str(file.parent.relative_to(path))} for file in found]}
+    runs = []
+    for entry in index.get("runs") or []:
+        where = path / str(entry.get("path"))
+        if not where.resolve().is_relative_to(path.resolve()):
+            problems.append(f"run '{clean(entry.get('path'))}' lies outside the study and is left out")
+        elif not where.is_dir():
+            problems.append(f"run '{clean(entry.get('path'))}' has not started, or its folder is gone")
+        else:
+            runs.append(read_run(where, entry.get("label"), entry.get("seed")))
+    name, baseline = index.get("name") or path.resolve().name, index.get("baseline")
+    command = index.get("command")
+    return StudyRecords(
+        clean(name),
+        clean(command) if command else None,
+        clean(baseline) if baseline else None,
+        tuple(runs),
+        str(index.get("primary") or "accuracy"),
+        tuple(problems),
+    )
+
+
+def read_run(path: Path, label: str | None = None, seed: int | None = None) -> Run:
+    """A run directory, finished or not."""
+    config, problems = _config(path / "config.toml")
+    method = config.get("method")
+    name = label or (method.get("name") if isinstance(method, dict) else method) or path.resolve().name
+    seed = seed if seed is not None else config.get("seed", 0)
+    run = Run(path, clean(name), seed if isinstance(seed, int) else 0, config)
+    for records in (run.rounds, run.clients):
+        problems += [records.problem] if records.problem else []
+    if not run.finished:
+        done, of = len(run.rounds.lines), config.get("rounds", "?")
+        problems.append(f"unfinished: {done} of {of} rounds are recorded and there is no summary.json")
+    return replace(run, problems=tuple(problems))
+
+
+def _config(path: Path) -> tuple[Config, list[str]]:
+    try:
+        require_regular(path)
+        return tomllib.loads(path.read_text(encoding="utf-8")), []
+    except (OSError, ValueError, RecursionError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        return {}, ["config.toml is missing" if missing else "config.toml is damaged"]
+
+
+def _distinct(runs: tuple[Run, ...]) -> tuple[Run, ...]:
+    """Runs with equal setting, label and seed are told apart by their directory."""
+    keys = [(run.setting, run.label, run.seed) for run in runs]
+    return tuple(
+        replace(run, label=f"{run.label} ({clean(run.path.resolve().name)})") if keys.count(key) > 1 else run
+        for run, key in zip(runs, keys, strict=True)
+    )
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object; None if it is not there or not one."""
+    try:
+        require_regular(path)
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_records(folder: Path, file: RecordFile[L]) -> Records[L]:
+    """Whole lines, the last one for each key; a resumed run may hold some twice."""
+    try:
+        require_regular(folder / file.name)
+        content = (folder / file.name).read_bytes().split(b"\n")
+    except OSError:
+        return Records([], f"{file.name} is missing")
+    found: dict[tuple[Any, ...], L] = {}
+    damaged = 0
+    for raw in filter(None, content):
+        line = _parse(raw)
+        sound = line is not None and all(isinstance(line.get(name), int) for name in file.key)
+        if line is None or not sound or any(name not in line for name in file.needs):
+            damaged += 1
+        else:
+            found[tuple(line[name] for name in file.key)] = cast(L, line)
+    problem = f"{file.name}: {damaged} damaged line(s) left out" if damaged else None
+    return Records([found[k] for k in sorted(found)], problem)
+
+
+def _parse(raw: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def clean(text: Any) -> str:
+    """A name as printable text: control and formatting characters would not be seen, or hide others.
+
+    >>> clean("site\\x00 A\\u202e")
+    'site� A�'
+    """
+    return "".join("�" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c for c in str(text))
+
+
+def number(value: object) -> float:
+    """A value of a record as float; nan if it is not a number."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")

@@ -1,0 +1,356 @@
+"""The lines of a run directory as types: what nobody writes, nobody can read.
+
+Numbers that are not finite are written as null, so what may diverge is `float | None`. Fields that a line may
+lack are those of parts that not every run has (no test set, no decomposition, a client that was left out).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Required, TypedDict, TypeVar
+
+Config = dict[str, Any]
+"""The table of a TOML file; `config.experiment` knows its fields."""
+
+Event = dict[str, Any]
+"""What a watcher of a run is told: `event` names it ("client", "round", "waiting" ...)."""
+
+
+Reason = Literal["away", "late", "refused", "malformed", "failed", "not finite", "rejected"]
+"""Why a client that was drawn is missing from a round.
+
+away        it is not connected, or went away
+late        it did not reply in time
+refused     the server does not take it: its version, its name, its data
+malformed   its reply cannot be read, or is too large
+failed      it could not do its work
+not finite  its update has numbers that are not finite
+rejected    the aggregation did not use its update
+"""
+
+
+class Measures(TypedDict, total=False):
+    """What a set of predictions is worth (`analysis.metrics`)."""
+
+    accuracy: float | None
+    balanced_accuracy: float | None
+    auroc: float | None
+    loss: float | None
+    ece: float | None
+
+
+class Evaluation(Measures, total=False):
+    """The models after a round: the global one on the test sets, the personalised ones beside it."""
+
+    metrics: dict[str, float | None]  # the further measures that were asked for
+    client_accuracy: dict[str, float]  # the global model on each client's own test set
+    client_metrics: dict[str, dict[str, float | None]]  # the same in the further measures: by measure, client
+    personal_accuracy: float
+    personal_worst: float
+    personal_own_accuracy: float
+    validation_loss: float | None  # the global model on the images that the clients set aside
+    validation_accuracy: float
+    validation_images: int
+
+
+class Terms(TypedDict, total=False):
+    """The terms of Eq. 2 and, where they are estimates, their standard errors."""
+
+    local_loss: float | None
+    shift_loss: float | None
+    aggregation_loss: float | None
+    global_loss: float | None
+    identity_error: float | None
+    local_loss_error: float | None
+    shift_loss_error: float | None
+    aggregation_loss_error: float | None
+    total_loss_error: float | None
+
+
+class Traffic(TypedDict, total=False):
+    """Bytes of a round, counted; under the rule `measured` with its exchange, and the seconds that took."""
+
+    bytes_up: Required[int]
+    bytes_down: Required[int]
+    measuring_seconds: float
+
+
+class RoundLine(Evaluation, Terms, Traffic, total=False):
+    """A line of rounds.jsonl: what a round did to the model, and what the model is worth after it."""
+
+    round: Required[int]
+    clients: int  # that took part
+    train_loss: float | None
+    update_norm: float | None
+    norm_ratio: float | None
+    cosine_to_average: float | None
+    buffer_disagreement: float | None
+    seconds: float
+    missing: dict[str, Reason]  # drawn clients that are not part of the aggregate; absent if there are none
+
+
+class TrainingRecord(TypedDict, total=False):
+    """What a client measured of its own training."""
+
+    loss_before: float | None
+    accuracy_before: float | None
+    loss_after: float | None
+    accuracy_after: float | None
+    steps: float
+    train_loss: float | None
+    lr: float  # the learning rate in this round
+    metrics: dict[str, float]  # what a method measures of its own
+    seconds: float
+
+
+class ClientLine(TrainingRecord, total=False):
+    """A line of clients.jsonl: one client in one round, also one that was left out, with the reason."""
+
+    round: Required[int]
+    index: Required[int]
+    client: Required[str]
+    size: int
+    label_counts: list[int]
+    update_norm: float
+    cosine_to_aggregate: float
+    excluded: str
+    reason: Reason  # of being excluded
+
+
+class TrialRecord(TypedDict):
+    """What the clients measured under the rule `measured` (`aggregation.measured.Trial` explains it)."""
+
+    rules: list[str]
+    lengths: list[float]
+    losses: list[float | None]
+    errors: list[float | None]
+    chosen: int
+    gain: float
+    votes: dict[str, int]
+    left_out: dict[str, str]
+    fallback: str | None
+
+
+class OutlierRecord(TypedDict):
+    """A client that stands out of the others, by `kind`: length or direction."""
+
+    client: str
+    kind: str
+    value: float
+    z: float
+
+
+class SketchErrorRecord(TypedDict):
+    """How far a sketched Gram matrix may be off (`aggregation.report.SketchError` explains it)."""
+
+    buckets: int
+    seed: int
+    gram: float
+    update: float
+
+
+class ConflictLine(TypedDict):
+    """A line of conflict.jsonl: an aggregation's `Report`, which explains its fields, and its clients."""
+
+    round: int
+    sampled: list[int]
+    clients: list[str]
+    weights: list[float]
+    rejected: dict[str, str]
+    capped: dict[str, float]
+    outliers: list[OutlierRecord]
+    coefficients: dict[str, list[float]]
+    norms: list[float]
+    cosines: list[float]
+    norm_ratio: float
+    cosine: float
+    eigenvalues: list[float]
+    kept: int
+    kept_energy: float
+    votes_for: list[int]
+    votes_against: list[int]
+    weight_for: list[float]
+    weight_against: list[float]
+    eigen_gap: float
+    sign_margin: float
+    gram: list[list[float]]
+    gram_clients: list[str]  # whose rows and columns `gram` has: of a large round not everybody's
+    trial: TrialRecord | None
+    sketch: SketchErrorRecord | None
+
+
+class CrossMatrix(TypedDict):
+    """M[j, i] = L_j(w_i): all clients' data in rows, the sampled clients' models in columns."""
+
+    sampled: list[int]
+    cross_loss: list[list[float]]
+    standard_errors: list[list[float]] | None
+
+
+class CrossLine(CrossMatrix):
+    """A line of cross_loss.jsonl: the matrix, and L_j(w) of the aggregate on every client's data."""
+
+    round: int
+    clients: list[str]
+    sizes: list[int]
+    global_losses: list[float]
+    global_errors: list[float] | None
+
+
+class Environment(TypedDict):
+    """The machine and the libraries that computed a result; processors may differ in the last bits."""
+
+    python: str
+    torch: str
+    numpy: str
+    platform: str
+    processor: str
+    instructions: str  # the instruction set that torch computes with
+    cpus: int | None
+    threads: int
+    blas: str
+
+
+class ParticipationRecord(TypedDict):
+    """A client over a whole run: rounds it was drawn in and took part in, and reasons with their numbers."""
+
+    drawn: int
+    took_part: int
+    missing: dict[Reason, int]
+    gone_since: int | None  # the first round of an absence that lasted to the end
+
+
+class FinalMeasures(TypedDict, total=False):
+    """What a run came to: accuracies over rounds, the last round's other measures, traffic of all rounds."""
+
+    final_accuracy: float
+    last5_accuracy: float
+    best_accuracy: float
+    personal_final_accuracy: float
+    personal_last5_accuracy: float
+    personal_best_accuracy: float
+    validated_round: int  # the best round by the clients' validation images, and its test accuracy
+    validated_accuracy: float | None
+    final_auroc: float | None
+    final_balanced_accuracy: float | None
+    final_loss: float | None
+    final_ece: float | None
+    final_metrics: dict[str, float | None]
+    bytes_up: Required[int]
+    bytes_down: Required[int]
+
+
+Which = Literal["global", "personal"]
+"""Whose model: everybody's, or the client's own."""
+
+
+class Interval(TypedDict):
+    """An estimate with its 95 % interval (`analysis.intervals.Estimate`)."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class SiteMeasures(TypedDict):
+    """A model on one site's own test pictures (`analysis.sites.SiteResult`)."""
+
+    pictures: int
+    patients: int | None
+    accuracy: Interval
+    auroc: Interval
+    sensitivity: Interval  # for the last class, at the specificity that the run's settings name
+
+
+class Summary(FinalMeasures):
+    """summary.json: the result and what it is the result of."""
+
+    rounds: int
+    seconds: float
+    method: str
+    dataset: str
+    model: str
+    parameters: int  # of the whole network
+    trained_parameters: int  # that move; the rest is frozen
+    private_parameters: int  # that stay with the clients
+    clients: int
+    seed: int
+    version: str
+    environment: Environment
+    participation: dict[str, ParticipationRecord]
+    sites: dict[str, dict[Which, SiteMeasures]]  # of each site that has a test set of its own
+    less_is_better: list[str]  # of the further measures
+
+
+class Reliability(TypedDict):
+    """A reliability diagram: mean confidence and accuracy of every bin, null where it is empty."""
+
+    confidence: list[float | None]
+    accuracy: list[float | None]
+    count: list[int]
+    ece: float | None
+
+
+class Predictions(TypedDict):
+    """predictions.json: confusion (last column: no finite prediction) and calibration of the final model."""
+
+    classes: list[str]
+    confusion: list[list[int]]
+    calibration: Reliability
+
+
+class StudyEntry(TypedDict):
+    """A run of a study."""
+
+    label: str
+    method: str
+    seed: int
+    path: str
+    settings: str  # the experiment as TOML
+
+
+class StudyIndex(TypedDict):
+    """study.json."""
+
+    name: str
+    command: str
+    baseline: str
+    primary: str  # the measure that decides
+    runs: list[StudyEntry]
+
+
+Measure = Literal[
+    "accuracy",
+    "balanced_accuracy",
+    "auroc",
+    "loss",
+    "ece",
+    "personal_accuracy",
+    "local_loss",
+    "shift_loss",
+    "aggregation_loss",
+    "global_loss",
+    "norm_ratio",
+    "cosine_to_average",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+]
+"""A number of a round that tables and curves show."""
+
+L = TypeVar("L")
+
+
+@dataclass(frozen=True)
+class RecordFile(Generic[L]):
+    """A record file: its name, the type of its lines, and the fields that tell them apart."""
+
+    name: str
+    line: type[L]
+    key: tuple[str, ...] = ("round",)
+    needs: tuple[str, ...] = ()  # without which a line says nothing
+
+
+ROUNDS = RecordFile("rounds.jsonl", RoundLine)
+CLIENTS = RecordFile("clients.jsonl", ClientLine, ("round", "index"), ("client",))
+CONFLICT = RecordFile("conflict.jsonl", ConflictLine)
+CROSS_LOSS = RecordFile("cross_loss.jsonl", CrossLine)
+FILES: tuple[RecordFile[Any], ...] = (ROUNDS, CLIENTS, CONFLICT, CROSS_LOSS)

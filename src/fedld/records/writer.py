@@ -1,0 +1,153 @@
+"""The run directory: what happened, line by line, and nothing half-written.
+
+config.toml        the experiment, every default written out
+environment.json   the machine and the libraries that began it
+rounds.jsonl       one line per round
+clients.jsonl      one line per round and client
+conflict.jsonl     the rule's report, with the Gram matrix of at most 100 updates, one line per round
+cross_loss.jsonl   M[j, i] = L_j(w_i) and L_j(w) of the decomposed rounds
+federation.json    who held what when the run began, and a fingerprint of it
+failures.log       what clients and evaluations failed of, with tracebacks, if any did
+summary.json       the result
+model.safetensors  the final global model
+"""
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Any, TypedDict
+
+from fedld.errors import FedLDError
+from fedld.records.schema import FILES, Environment, L, RecordFile
+
+
+class Extent(TypedDict):
+    """How far a record file reached, and the digest of all bytes up to there."""
+
+    bytes: int
+    sha256: str
+
+
+def dump(value: Any) -> str:
+    """JSON that every reader accepts: numbers that are not finite become null."""
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # rare, so that most values are not copied
+        return json.dumps(_clean(value), separators=(",", ":"))
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    return value
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write aside, sync, rename: a reader sees the old file or the new one."""
+    aside = path.with_name(path.name + ".tmp")
+    with aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def each_line(folder: Path, file: RecordFile[L]) -> Iterator[L]:
+    """The lines of a record file that nobody is writing, one after the other; a missing file has none."""
+    path = folder / file.name
+    if path.exists():
+        with path.open("rb") as lines:
+            yield from (json.loads(line) for line in lines if line.strip())
+
+
+def read_lines(folder: Path, file: RecordFile[L]) -> list[L]:
+    """All lines of a record file that nobody is writing."""
+    return list(each_line(folder, file))
+
+
+class RunDirectory:
+    """One run's files, locked against a second writer for as long as it is open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = (path / ".lock").open("w")
+        except OSError as error:
+            raise FedLDError(f"cannot write to '{path}': {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FedLDError(f"another process is writing to '{path}'") from None
+        self._open: dict[str, IO[bytes]] = {}
+        self._digests = {file.name: sha256() for file in FILES}
+
+    def begin(self, config: str, environment: Environment, federation: dict[str, Any]) -> None:
+        """Start a new run; a directory that already holds one is refused."""
+        if (self.path / "config.toml").exists():
+            raise FedLDError(
+                f"'{self.path}' already holds a run: choose another --out, or continue it with --resume"
+            )
+        write_atomically(self.path / "environment.json", dump(environment).encode() + b"\n")
+        write_atomically(self.path / "federation.json", dump(federation).encode() + b"\n")
+        write_atomically(self.path / "config.toml", config.encode())
+
+    def append(self, file: RecordFile[L], line: L) -> None:
+        """Add a line in one write."""
+        if file.name not in self._open:
+            self._open[file.name] = (self.path / file.name).open("ab", buffering=0)
+        content = dump(line).encode() + b"\n"
+        self._open[file.name].write(content)
+        self._digests[file.name].update(content)
+
+    def log(self, where: str, text: str) -> None:
+        """Keep what went wrong in failures.log, tracebacks and all."""
+        with (self.path / "failures.log").open("a", encoding="utf-8", errors="replace") as file:
+            file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {where}\n{text.rstrip()}\n\n")
+
+    def extents(self) -> dict[str, Extent]:
+        """Length and digest of every record file, synced: what a checkpoint vouches for."""
+        for file in self._open.values():
+            os.fsync(file.fileno())
+        paths = {name: self.path / name for name in self._digests}
+        sizes = {name: path.stat().st_size if path.exists() else 0 for name, path in paths.items()}
+        return {name: {"bytes": sizes[name], "sha256": d.hexdigest()} for name, d in self._digests.items()}
+
+    def check(self, extents: dict[str, Extent]) -> None:
+        """ValueError unless every record file begins with the bytes that a checkpoint vouches for."""
+        for name, extent in extents.items():
+            if self._prefix(name, extent["bytes"]).hexdigest() != extent["sha256"]:
+                raise ValueError(f"{name} was shortened or changed since")
+
+    def truncate(self, extents: dict[str, Extent]) -> None:
+        """Take back what was written after a checkpoint; without one, everything."""
+        for name in self._digests:
+            path, end = self.path / name, extents[name]["bytes"] if name in extents else 0
+            self._digests[name] = self._prefix(name, end)
+            if path.exists():
+                os.truncate(path, end)
+
+    def _prefix(self, name: str, size: int) -> Any:
+        """Digest of the first bytes of a record file, of all it has where it is shorter."""
+        digest, path = sha256(), self.path / name
+        if path.exists():
+            with path.open("rb") as file:
+                while size and (block := file.read(min(size, 1 << 20))):
+                    digest.update(block)
+                    size -= len(block)
+        return digest
+
+    def close(self) -> None:
+        """Close files and give up the lock."""
+        for file in self._open.values():
+            file.close()
+        self._lock.close()

@@ -1,0 +1,157 @@
+"""What `fedld.run` and `fedld.compare` give back: a run or a study as one object."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import nn
+
+from fedld.analysis.diagnosis.page import Diagnosis, diagnose_run
+from fedld.config.experiment import Experiment
+from fedld.config.resolve import make_federation, make_method
+from fedld.engine.network import loaded, normalised
+from fedld.errors import FedLDError
+from fedld.records.reader import Run, read_run
+from fedld.records.schema import ClientLine, RoundLine, Summary
+from fedld.study.comparison import Comparison
+from fedld.study.report import write_report
+
+TERMS = ("local", "shift", "aggregation", "global")
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A finished run. Everything but the model is read from the records in `path`."""
+
+    path: Path
+    label: str
+    experiment: Experiment = field(repr=False)
+    _owned: TemporaryDirectory[str] | None = field(default=None, repr=False)  # goes when the result goes
+
+    @cached_property
+    def _run(self) -> Run:
+        return read_run(self.path, self.label, self.experiment.seed)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The final global model, in eval mode."""
+        file = self.path / "model.safetensors"
+        if not file.exists():
+            raise FedLDError(f"{self.label} has no global model: every client keeps its own")
+        method = make_method(self.experiment)
+        federation = normalised(self.experiment, method.federation(make_federation(self.experiment)))
+        return loaded(self.experiment, method, federation, load_file(file))
+
+    @property
+    def rounds(self) -> list[RoundLine]:
+        """One line per round."""
+        return self._run.rounds.lines
+
+    @property
+    def clients(self) -> list[ClientLine]:
+        """One line per round and client."""
+        return self._run.clients.lines
+
+    @property
+    def decomposition(self) -> list[dict[str, Any]]:
+        """The terms of Eq. 2 in the decomposed rounds: local, shift, aggregation, and their sum, global."""
+        lines: list[Mapping[str, Any]] = [line for line in self.rounds if "local_loss" in line]
+        return [{"round": line["round"], **{t: line.get(f"{t}_loss") for t in TERMS}} for line in lines]
+
+    @property
+    def summary(self) -> Summary:
+        """What the run came to."""
+        summary = self._run.summary
+        assert summary is not None
+        return summary
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """Where heterogeneity hurt, in sentences."""
+        return diagnose_run(self.path)
+
+    def report(self, path: str | Path) -> Path:
+        """Write the page about this run; returns its path."""
+        write_report([self.path], Path(path))
+        return Path(path)
+
+    def __repr__(self) -> str:
+        s = self.summary
+        accuracy = s.get("final_accuracy", s.get("personal_final_accuracy"))
+        reached = "" if accuracy is None else f", accuracy {accuracy:.4f}"
+        return (
+            f"<fedld.Result {self.label} on {s['dataset']}: {s['rounds']} rounds{reached}, seed {s['seed']}>"
+        )
+
+    def _repr_html_(self) -> str:
+        from fedld.study.report.chart import looks
+        from fedld.study.report.curves import measure_chart
+
+        chart = measure_chart([self._run], "accuracy", looks([self.label]))
+        facts = [
+            [name.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else str(value)]
+            for name, value in self.summary.items()
+            if isinstance(value, int | float) and name.startswith(("final", "rounds", "clients", "seconds"))
+        ]
+        title = f"<p><b>{escape(self.label)}</b> on {escape(self.summary['dataset'])}</p>"
+        return title + _table(facts) + (_picture(chart.figure) if chart else "")
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """A finished comparison: every run, the table and the verdict over all of them."""
+
+    path: Path
+    comparison: Comparison = field(repr=False)
+    results: dict[tuple[str, int], Result] = field(repr=False)
+    """Every run by (method, seed)."""
+    _owned: TemporaryDirectory[str] | None = field(default=None, repr=False)
+
+    @property
+    def table(self) -> list[list[str]]:
+        """Head and rows as text, the primary measure first."""
+        return self.comparison.table
+
+    @property
+    def verdict(self) -> str:
+        """Who leads, by how much and how surely, in one sentence."""
+        return self.comparison.verdict
+
+    def report(self, path: str | Path) -> Path:
+        """Write the page about this study; returns its path."""
+        write_report([self.path], Path(path))
+        return Path(path)
+
+    def __repr__(self) -> str:
+        return f"<fedld.Study {self.comparison.title}: {self.verdict}>"
+
+    def _repr_html_(self) -> str:
+        from fedld.study.report.chart import looks
+        from fedld.study.report.curves import measure_chart
+
+        labels = [standing.label for standing in self.comparison.standings]
+        chart = measure_chart(self.comparison.runs, "accuracy", looks(labels))
+        notes = "".join(f"<li>{escape(line)}</li>" for line in self.comparison.warnings)
+        said = f"<p><b>{escape(self.verdict)}.</b></p><ul>{notes}</ul>"
+        return said + _table(self.table, head=True) + (_picture(chart.figure) if chart else "")
+
+
+def _table(rows: Sequence[Sequence[str]], head: bool = False) -> str:
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    body = [line(row, "th" if head and k == 0 else "td") for k, row in enumerate(rows)]
+    return f"<table>{''.join(body)}</table>"
+
+
+def _picture(figure: Any) -> str:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=96)
+    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}">'

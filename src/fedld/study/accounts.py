@@ -1,0 +1,135 @@
+"""What the records say about the reasons for a method's accuracy: the server's step and the loss terms."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedld.analysis.statistics import paired_difference
+from fedld.records.reader import Run
+from fedld.records.schema import Measure
+from fedld.study.measures import finite_series, mean_of
+
+TERMS: dict[str, Measure] = {
+    "local": "local_loss",
+    "shift": "shift_loss",
+    "aggregation": "aggregation_loss",
+}
+MEANING = {
+    "local": "how well clients fit their own data",
+    "shift": "how badly a client's model does on the others' data",
+    "aggregation": "what merging the models costs",
+}
+
+
+@dataclass(frozen=True)
+class Account:
+    """One method, means over its seeds; None where nothing was recorded.
+
+    `step` and `cosine` compare the server's step with the plain average's over all rounds; the terms are
+    those of the last decomposed round (Eq. 2).
+    """
+
+    label: str
+    step: float | None
+    cosine: float | None
+    local: float | None
+    shift: float | None
+    aggregation: float | None
+    total: float | None
+
+    COLUMNS: ClassVar[tuple[str, ...]] = (
+        "step / average's",
+        "cosine",
+        "local loss",
+        "+ shift",
+        "+ aggregation",
+        "= global loss",
+    )
+
+    def cells(self) -> list[str]:
+        """The cells as text, in the order of `COLUMNS`."""
+        return [
+            *(_text(value, ".2f") for value in (self.step, self.cosine, self.local)),
+            *(_text(value, "+.2f") for value in (self.shift, self.aggregation)),
+            _text(self.total, ".2f"),
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def account_of(label: str, runs: Sequence[Run]) -> Account:
+    """Mean over a method's runs, read from their records."""
+    served = any(finite_series(run, "accuracy") for run in runs)
+
+    def over(key: Measure) -> float | None:
+        return mean_of([mean_of(list(run.series(key).values())) for run in runs]) if served else None
+
+    def last(key: Measure) -> float | None:
+        series = [finite_series(run, key) for run in runs]
+        return mean_of([one[max(one)] for one in series if one])
+
+    local, shift, aggregation, total = map(last, (*TERMS.values(), "global_loss"))
+    if not served:  # `local` has no server: the average that was decomposed is nobody's model
+        aggregation = total = None
+    return Account(label, over("norm_ratio"), over("cosine_to_average"), local, shift, aggregation, total)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Winner minus rival in every term of Eq. 2, mean over paired seeds; negative is better."""
+
+    round: int
+    seeds: int
+    terms: dict[str, float]
+    intervals: dict[str, tuple[float, float] | None]
+
+    @property
+    def total(self) -> float:
+        """Difference of L(w): the terms add up to it."""
+        return sum(self.terms.values())
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval of that term excludes 0; one seed has no interval and cannot say."""
+        interval = self.intervals[self.term]
+        return interval is not None and (interval[0] > 0 or interval[1] < 0)
+
+    @property
+    def term(self) -> str:
+        """The term with the largest part in the total's direction."""
+        return min(self.terms, key=lambda name: self.terms[name] * (1 if self.total <= 0 else -1))
+
+
+def explain(runs: Sequence[Run], winner: str, rival: str) -> Explanation | None:
+    """Difference of the terms at the last round that both methods decomposed with the same seeds."""
+    ours, theirs = (
+        {run.seed: _terms(run) for run in runs if run.label == label} for label in (winner, rival)
+    )
+    seeds = [seed for seed in ours if ours[seed] and theirs.get(seed)]
+    shared = [set(ours[seed]) & set(theirs[seed]) for seed in seeds]
+    common = set.intersection(*shared) if shared else set()
+    if not common:
+        return None
+    at = max(common)
+    tests = {
+        term: paired_difference([ours[s][at][term] for s in seeds], [theirs[s][at][term] for s in seeds])
+        for term in TERMS
+    }
+    return Explanation(
+        at, len(seeds), {k: t.mean for k, t in tests.items()}, {k: t.interval for k, t in tests.items()}
+    )
+
+
+def _terms(run: Run) -> dict[int, dict[str, float]]:
+    """Signed terms of the decomposed rounds."""
+    series = {term: run.series(key) for term, key in TERMS.items()}
+    found = {r: {term: series[term][r] for term in TERMS} for r in series["local"]}
+    return {r: terms for r, terms in found.items() if all(np.isfinite(x) for x in terms.values())}
+
+
+def _text(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

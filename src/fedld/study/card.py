@@ -1,0 +1,226 @@
+"""A model card: what a model is, what it was trained on and how, how well it does where, and its limits.
+
+Everything in it is read from the run directory; nothing is measured again.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from fedld.analysis.diagnosis.page import diagnose_run
+from fedld.analysis.sites import SiteResult
+from fedld.errors import FedLDError
+from fedld.records.reader import Run, clean, read_object, read_run
+from fedld.records.schema import Summary, Which
+from fedld.records.table import read_predictions
+from fedld.records.writer import dump, write_atomically
+from fedld.study.formats import markdown
+from fedld.study.sites import measured_at_sites, site_results
+
+FEW = 50
+"""Test pictures below which a site's result is called uncertain."""
+
+ELSEWHERE = (
+    "Nothing here tells how the model does on pictures of places that are not among the test pictures."
+)
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """A model card of one run."""
+
+    run: Run
+    summary: Summary
+    federation: dict[str, Any]
+    metadata: dict[str, str]
+    everybody: SiteResult | None
+    sites: dict[str, SiteResult]
+    at_sites: dict[str, dict[Which, SiteResult]]
+    positive: str
+    specificity: float
+    limitations: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        known = ("dataset", "partition", "classes", "image_shape", "train", "test", "notes", "fingerprint")
+        results = {name: site.to_json() for name, site in self.sites.items()}
+        return {
+            "title": self.title,
+            "version": self.summary["version"],
+            "summary": self.summary,
+            "configuration": self.run.config,
+            "data": {key: self.federation.get(key) for key in (*known, "clients")},
+            "results": {
+                "positive_class": self.positive,
+                "specificity": self.specificity,
+                "confidence": 0.95,
+                "all": self.everybody.to_json() if self.everybody else None,
+                "sites": results,
+                "at_sites": self.summary.get("sites", {}),
+            },
+            "participation": self.summary["participation"],
+            "limitations": self.limitations,
+            "model_file": self.metadata,
+        }
+
+    @property
+    def title(self) -> str:
+        """Method and data."""
+        return clean(f"{self.run.label} on {self.summary['dataset']}")
+
+    def to_markdown(self) -> str:
+        """The card to read."""
+        parts = [
+            ("", [f"# Model card: {self.title}", "", self._headline()]),
+            ("Results", self._results()),
+            *self._own_results(),
+            ("Data, as the sites disclose it", self._data()),
+            ("Participation", self._participation()),
+            ("Limitations", [f"- {line}" for line in self.limitations]),
+            ("Method and configuration", self._method()),
+            ("How to use it", self._use()),
+        ]
+        text = [[f"## {head}", ""] if head else [] for head, _ in parts]
+        return "\n\n".join("\n".join([*text[k], *lines]) for k, (_, lines) in enumerate(parts)) + "\n"
+
+    def write(self, folder: Path) -> None:
+        """card.md and card.json."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / "card.md", self.to_markdown().encode())
+            write_atomically(folder / "card.json", dump(self.to_json()).encode() + b"\n")
+        except OSError as error:
+            raise FedLDError(f"cannot write to '{folder}': {error.strerror}") from None
+
+    def _headline(self) -> str:
+        s = self.summary
+        network = f"{s['model']}, {s['parameters']} parameters, {s['trained_parameters']} of them trained"
+        return (
+            f"{clean(network)}; {s['rounds']} rounds with {s['clients']} clients, seed {s['seed']}, "
+            f"fedld {s['version']}."
+        )
+
+    def _results(self) -> list[str]:
+        if self.everybody is None:
+            return ["There are no predictions of a global model: every client keeps its own."]
+        head = [
+            "test pictures of",
+            "pictures",
+            "accuracy",
+            "AUROC",
+            f"sensitivity for {clean(self.positive)} at specificity {self.specificity:g}",
+        ]
+        rows = [_row("all", self.everybody)]
+        rows += [_row(clean(name), site) for name, site in self.sites.items()]
+        how = "Brackets hold 95 % intervals: Wilson's (accuracy), DeLong's (AUROC), a bootstrap (sensitivity)"
+        patients = self.everybody.patients
+        unit = (
+            "." if patients is None else f"; pictures of one of the {patients} patients are not independent."
+        )
+        return [markdown([head, *rows]), "", how + unit, *self._best()]
+
+    def _best(self) -> list[str]:
+        """Which round the clients' validation images chose."""
+        best = self.summary.get("validated_round")
+        if best is None:
+            return []
+        accuracy = self.summary.get("validated_accuracy")
+        worth = "" if accuracy is None else f"; its accuracy on the test pictures is {accuracy:.3f}"
+        return [
+            "",
+            f"The results are of the last round, {self.summary['rounds']}. By the pictures that the clients "
+            f"set aside from training, round {best} is the best: its model is best.safetensors{worth}.",
+        ]
+
+    def _own_results(self) -> list[tuple[str, list[str]]]:
+        """What the sites measured themselves, as far as predictions.csv does not tell it above."""
+        rows = [
+            _row(clean(name), one, which)
+            for name, models in self.at_sites.items()
+            for which, one in models.items()
+            if which == "personal" or name not in self.sites
+        ]
+        if not rows:
+            return []
+        specificity = float(self.run.config.get("specificity", 0.9))
+        classes = self.federation.get("classes") or [self.positive]
+        sensitivity = f"sensitivity for {clean(classes[-1])} at specificity {specificity:g}"
+        head = ["own test pictures of", "model", "pictures", "accuracy", "AUROC", sensitivity]
+        return [("Results on each site's own test pictures", [markdown([head, *rows])])]
+
+    def _data(self) -> list[str]:
+        classes = [clean(name) for name in self.federation.get("classes") or []]
+        rows = [["site", "training pictures", *classes, "test pictures"]]
+        for client in self.federation.get("clients") or []:
+            facts = [client.get("train"), *(client.get("labels") or [""] * len(classes)), client.get("test")]
+            rows.append([clean(client.get("name")), *map(str, facts)])
+        shape = " x ".join(map(str, self.federation.get("image_shape") or []))
+        said = f"Pictures of {shape}, divided by {clean(self.federation.get('partition') or 'site')}."
+        notes = [f"- {clean(note)}" for note in self.federation.get("notes") or []]
+        return [said, "", markdown(rows), *(["", *notes] if notes else [])]
+
+    def _participation(self) -> list[str]:
+        rows = [["site", "rounds asked", "rounds taken part", "missing"]]
+        for name, told in self.summary["participation"].items():
+            why = ", ".join(f"{reason} {count}" for reason, count in told["missing"].items())
+            rows.append([clean(name), str(told["drawn"]), str(told["took_part"]), why or "-"])
+        return [markdown(rows)]
+
+    def _method(self) -> list[str]:
+        config = (self.run.path / "config.toml").read_text(encoding="utf-8").rstrip()
+        machine = ", ".join(f"{key} {value}" for key, value in self.summary["environment"].items())
+        return [f"Computed with {clean(machine)}.", "", "```toml", config, "```"]
+
+    def _use(self) -> list[str]:
+        if not self.metadata:
+            return ["The run has no model file."]
+        ledger = self.metadata.get("ledger")
+        head = (
+            [f"Head of the server's ledger at the end of the run: `{clean(ledger)}`.", ""] if ledger else []
+        )
+        return [*head, "```", "fedld predict model.safetensors PICTURES --out told.csv", "```"]
+
+
+def make_card(path: Path, positive: str | None = None, specificity: float | None = None) -> ModelCard:
+    """The card of a finished run; the specificity is the run's own unless told."""
+    diagnosis = diagnose_run(path)  # refuses what is no run
+    run = read_run(path)
+    if run.summary is None:
+        raise FedLDError(f"'{path}' is unfinished: a model card is written of finished runs")
+    if specificity is None:
+        specificity = float(run.config.get("specificity", 0.9))
+    federation = read_object(path / "federation.json") or {}
+    table = read_predictions(path / "predictions.csv")
+    everybody, sites = site_results(table, positive, specificity) if table else (None, {})
+    few = [f"{clean(name)} ({one.pictures})" for name, one in sites.items() if one.pictures < FEW]
+    limits = [finding.sentence for finding in diagnosis.warnings]
+    limits += [f"Few test pictures, so hardly sure: {', '.join(few)}."] if few else []
+    limits += [f"Not measured: {', '.join(diagnosis.not_measured)}."] if diagnosis.not_measured else []
+    return ModelCard(
+        run,
+        run.summary,
+        federation,
+        _metadata(path / "model.safetensors"),
+        everybody,
+        sites,
+        measured_at_sites(run.summary),
+        positive or (table.classes[-1] if table else ""),
+        specificity,
+        [clean(line) for line in [*limits, *run.problems, ELSEWHERE]],
+    )
+
+
+def _row(name: str, one: SiteResult, *model: str) -> list[str]:
+    return [name, *model, str(one.pictures), *map(str, one.estimates)]
+
+
+def _metadata(file: Path) -> dict[str, str]:
+    if not file.is_file():
+        return {}
+    try:
+        with safe_open(file, "pt") as content:
+            return dict(content.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise FedLDError(f"'{file}' is no readable safetensors file: {error}") from None

@@ -1,0 +1,343 @@
+"""One comparison, computed once: who stands where, by how much, how surely and why. Everybody reads it.
+
+Methods are compared over the seeds they share with the baseline: same partition, same initial weights.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import fmean, stdev
+from typing import Any
+
+from fedld.analysis.statistics import PairedDifference, holm, paired_difference
+from fedld.methods import METHODS
+from fedld.records.reader import Run, by_label
+from fedld.study import formats
+from fedld.study.accounts import Account, Explanation, account_of, explain
+from fedld.study.measures import (
+    MEASURES,
+    PRIMARY,
+    Shown,
+    check_primary,
+    finite_series,
+    further_measures,
+    mean_of,
+    never_predicted,
+    value_of,
+)
+from fedld.study.verdict import headline, warnings
+
+LEVEL = 0.05
+WHY = (
+    "The server's step beside the plain average's (length and cosine, mean over rounds and seeds), and the "
+    "terms of the loss in the last decomposed round (Eq. 2; run with --decompose to have them)."
+)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One method: every measure of its global model by seed, and its paired difference to the baseline."""
+
+    label: str
+    seeds: list[int]
+    values: dict[str, dict[int, float]]  # measure, seed; accuracies in percent
+    last5: dict[int, float]
+    best: dict[int, float]
+    personal: dict[int, float]  # the personalised models, apart
+    account: Account
+    never: dict[str, int]  # class that is never predicted: in how many seeds
+    megabytes: float
+    seconds: float
+    differences: dict[str, PairedDifference] = field(default_factory=dict)  # measure: to the baseline
+    difference: PairedDifference | None = None  # that of the primary measure
+    p_value: float | None = None  # of the primary measure, Holm's over all methods of the comparison
+    reference: bool = False  # a bound such as `central`: it is compared, but cannot win
+    same_as_fedavg: bool = False  # FedBN on a network that has no BatchNorm
+
+    def mean(self, measure: str) -> float | None:
+        """Mean over seeds."""
+        return mean_of(list(self.values.get(measure, {}).values()))
+
+    @property
+    def significant(self) -> bool | None:
+        """Whether Holm's p is below 5 %; None where it cannot be tested."""
+        return None if self.p_value is None else self.p_value < LEVEL
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `final`, `last5` and `best` are accuracies in percent, one per seed.
+
+        `further` has the measures that users added.
+        """
+        d = self.difference
+        lists = {"final": self.values.get("accuracy", {}), "last5": self.last5, "best": self.best}
+        lists |= {name: self.values.get(name, {}) for name in MEASURES if name != "accuracy"}
+        lists["personal"] = self.personal
+        found: dict[str, Any] = {"label": self.label, "seeds": self.seeds, "reference": self.reference}
+        for name, by_seed in lists.items():
+            values = [by_seed[s] for s in self.seeds if s in by_seed] or None
+            found |= {name: values, f"{name}_mean": fmean(values) if values else None}
+            found[f"{name}_sd"] = stdev(values) if values and len(values) > 1 else None
+        further = {
+            name: list(values.values()) for name, values in self.values.items() if name not in MEASURES
+        }
+        return found | {
+            "further": further,
+            "difference": d.mean if d else None,
+            "interval": d.interval if d else None,
+            "effect_size": d.effect_size if d else None,
+            "p_value": self.p_value,
+            "differences": {
+                name: {"mean": one.mean, "interval": one.interval} for name, one in self.differences.items()
+            },
+            "never_predicted": self.never,
+            "megabytes": self.megabytes,
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All methods of a study."""
+
+    title: str
+    baseline: str
+    primary: str
+    round: int
+    standings: list[Standing]  # as they were named
+    runs: tuple[Run, ...] = field(repr=False, default=())
+
+    @cached_property
+    def measures(self) -> dict[str, Shown]:
+        """All measures and how they are shown: the built-in ones and those that users added."""
+        return MEASURES | further_measures(self.runs)
+
+    @property
+    def shown(self) -> Shown:
+        """How the primary measure is shown."""
+        return self.measures[self.primary]
+
+    @cached_property
+    def ranked(self) -> list[Standing]:
+        """Best first, references last; methods without a global model are left out."""
+        served = [s for s in self.standings if self.primary in s.values]
+        return sorted(served, key=lambda s: (s.reference, -self._lead(s)))
+
+    @property
+    def winner(self) -> Standing | None:
+        """The federated method with the best primary measure over the seeds it shares with the baseline."""
+        return self.ranked[0] if self.ranked else None
+
+    @cached_property
+    def rival(self) -> str | None:
+        """Whom the winner is compared with: the baseline; where that won, the next best."""
+        if self.winner is None:
+            return None
+        if self.winner.label != self.baseline:
+            return self.baseline
+        return next((s.label for s in self.ranked if s.difference), None)
+
+    @property
+    def decisive(self) -> Standing | None:
+        """The paired test that decides: the winner's, or the rival's where the baseline won."""
+        if self.winner is None:
+            return None
+        label = self.rival if self.winner.label == self.baseline else self.winner.label
+        return next((s for s in self.ranked if s.label == label and s.difference), None)
+
+    @cached_property
+    def explanation(self) -> Explanation | None:
+        """Which loss terms differ between winner and rival."""
+        if self.winner is None or self.rival is None:
+            return None
+        return explain(self.runs, self.winner.label, self.rival)
+
+    def standing(self, label: str) -> Standing:
+        """A method's."""
+        return next(s for s in self.standings if s.label == label)
+
+    @property
+    def verdict(self) -> str:
+        """What happened to every method, in one sentence."""
+        return headline(self)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader must know before believing the verdict."""
+        return warnings(self)
+
+    @property
+    def table(self) -> list[list[str]]:
+        """Head and rows as text; columns that hold nothing are left out."""
+        head = ["method", *(name for name, _ in self._columns())]
+        rows = [head, *([s.label, *(cell(s) for _, cell in self._columns())] for s in self.standings)]
+        used = [k for k in range(len(head)) if any(row[k] not in ("", "-") for row in rows[1:])]
+        return [[row[k] for k in used] for row in rows]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: the table, the verdict and what explains it."""
+        found = self.explanation
+        return {
+            "title": self.title,
+            "baseline": self.baseline,
+            "primary": self.primary,
+            "round": self.round,
+            "verdict": self.verdict,
+            "warnings": self.warnings,
+            "rows": [standing.to_json() for standing in self.standings],
+            "causes": [standing.account.to_json() for standing in self.standings],
+            "explanation": None if found is None else {"round": found.round, "terms": found.terms},
+        }
+
+    def to_markdown(self) -> str:
+        """Verdict, warnings, table and accounts under the title."""
+        said = "".join(f"- {line}\n" for line in self.warnings)
+        return f"{self.title}\n\n{self.verdict}.\n\n{said}\n{formats.markdown(self.table)}\n{self.why()}"
+
+    def to_latex(self, comment: str = "") -> str:
+        """The table as a tabular."""
+        return formats.latex(self.table, "\n".join(filter(None, (self.title, comment))))
+
+    def to_csv(self) -> str:
+        """One row per method, seed and measure: what a plot or a test of one's own needs."""
+        return formats.comma_separated([["method", "seed", "measure", "value"], *self.values()])
+
+    def values(self) -> list[list[object]]:
+        """Method, seed, measure and value, row by row."""
+        rows: list[list[object]] = []
+        for s in self.standings:
+            series = s.values | {"last5_accuracy": s.last5, "best_accuracy": s.best, "personal": s.personal}
+            rows += [[s.label, seed, name, v] for name, by in series.items() for seed, v in by.items()]
+        return rows
+
+    def why(self) -> str:
+        """The accounts as a table with its legend."""
+        rows = [["why", *Account.COLUMNS], *([s.label, *s.account.cells()] for s in self.standings)]
+        return f"\n{WHY}\n\n{formats.markdown(rows)}\n"
+
+    def _columns(self) -> list[tuple[str, Any]]:
+        """Headings and what stands under them; the primary measure comes first."""
+        further = [name for name in self.measures if name not in MEASURES]
+        others = [m for m in (*further, *PRIMARY) if m != self.primary]
+        return [
+            (self._heading(self.primary), lambda s: self._values(s, self.primary)),
+            (f"minus {self.baseline} [95 %]", lambda s: _difference(s, self.shown.digits)),
+            ("p (Holm)", lambda s: "" if s.p_value is None else f"{s.p_value:.3f}"),
+            ("effect", lambda s: _effect(s.difference)),
+            *((self._heading(m), lambda s, m=m: self._values(s, m)) for m in others),
+            ("last 5, %", lambda s: formats.spread(list(s.last5.values()))),
+            ("best, %", lambda s: formats.spread(list(s.best.values()))),
+            ("personalised, %", lambda s: formats.spread(list(s.personal.values()))),
+            ("MB", lambda s: f"{s.megabytes:.1f}"),
+            ("s", lambda s: f"{s.seconds:.0f}"),
+        ]
+
+    def _heading(self, measure: str) -> str:
+        shown = self.measures[measure]
+        return shown.name + (f", {shown.unit}" if shown.unit else "")
+
+    def _values(self, standing: Standing, measure: str) -> str:
+        values = list(standing.values.get(measure, {}).values())
+        return formats.spread(values, self.measures[measure].digits)
+
+    def _lead(self, standing: Standing) -> float:
+        """What methods are ranked by: paired differences, as means over other seeds are not comparable."""
+        if standing.difference is not None:
+            return self.shown.better * standing.difference.mean
+        return 0.0 if standing.label == self.baseline else float("-inf")
+
+
+def compare_runs(
+    title: str, runs: Sequence[Run], baseline: str | None = None, primary: str = "accuracy"
+) -> Comparison:
+    """Compare the methods of some runs on the same data; the baseline is FedAvg, else the first method."""
+    further = further_measures(runs)
+    check_primary(primary, further)
+    at, compared = _comparable(runs)
+    names = [*MEASURES, *further]
+    standings = [_standing(label, own, at, names) for label, own in by_label(compared).items()]
+    known = [s.label for s in standings if primary in s.values] or [s.label for s in standings]
+    if baseline not in known:
+        baseline = "fedavg" if "fedavg" in known else next(iter(known), "")
+    return Comparison(
+        title, baseline, primary, at, _tested(standings, baseline, primary), runs=tuple(compared)
+    )
+
+
+def _comparable(runs: Sequence[Run]) -> tuple[int, list[Run]]:
+    """Finished runs; if fewer than two methods have finished, all of them at the last round they share."""
+    finished = [run for run in runs if run.finished and run.rounds.lines]
+    if len({run.label for run in finished}) < min(2, len({run.label for run in runs})):
+        finished = [run for run in runs if finite_series(run, "accuracy")]
+    last = [max(line["round"] for line in run.rounds.lines) for run in finished]
+    return min(last, default=0), finished
+
+
+def _standing(label: str, runs: Sequence[Run], at: int, measures: Sequence[str]) -> Standing:
+    found = {name: {run.seed: value_of(run, name, at) for run in runs} for name in measures}
+    values = {
+        name: {seed: v for seed, v in by_seed.items() if v is not None} for name, by_seed in found.items()
+    }
+    if not values["accuracy"]:  # no global model: what clients measured before training is nobody's
+        values = {}
+    accuracy = {run.seed: list(finite_series(run, "accuracy", at).values()) for run in runs}
+    own = {run.seed: list(finite_series(run, "personal_accuracy", at).values()) for run in runs}
+    classes = [name for run in runs for name in never_predicted(run)]
+    sent = [sum(run.series("bytes_up").values()) + sum(run.series("bytes_down").values()) for run in runs]
+    return Standing(
+        label,
+        sorted(run.seed for run in runs),
+        {name: by_seed for name, by_seed in values.items() if by_seed},
+        {seed: 100 * fmean(series[-5:]) for seed, series in accuracy.items() if series},
+        {seed: 100 * max(series) for seed, series in accuracy.items() if series},
+        {seed: 100 * series[-1] for seed, series in own.items() if series},
+        account_of(label, runs),
+        {name: classes.count(name) for name in dict.fromkeys(classes)},
+        (mean_of(sent) or 0.0) / 1e6,
+        mean_of([sum(run.series("seconds").values()) for run in runs]) or 0.0,
+        reference=_is_reference(runs[0]),
+        same_as_fedavg=any(_keeps_nothing(run) for run in runs),
+    )
+
+
+def _tested(standings: list[Standing], baseline: str, primary: str) -> list[Standing]:
+    """Paired differences in every measure; p values of the primary one, corrected for all methods."""
+    base = next((s for s in standings if s.label == baseline), None)
+    if base is None:
+        return standings
+    found: dict[str, dict[str, PairedDifference]] = {}
+    for standing in standings:
+        found[standing.label] = {}
+        for measure, values in standing.values.items():
+            seeds = sorted(values.keys() & base.values.get(measure, {}).keys())
+            if standing is not base and seeds:
+                ours, theirs = [values[s] for s in seeds], [base.values[measure][s] for s in seeds]
+                found[standing.label][measure] = paired_difference(ours, theirs)
+    tests = {label: one[primary] for label, one in found.items() if primary in one}
+    adjusted = dict(zip(tests, holm([test.p_value for test in tests.values()]), strict=True))
+    return [
+        replace(s, differences=found[s.label], difference=tests.get(s.label), p_value=adjusted.get(s.label))
+        for s in standings
+    ]
+
+
+def _is_reference(run: Run) -> bool:
+    """Whether the run's method is a bound and not a way to train a federation."""
+    return run.method in METHODS and METHODS[run.method].card.paper == "reference"
+
+
+def _keeps_nothing(run: Run) -> bool:
+    """Whether FedBN ran on a network without BatchNorm, so that nothing stayed with the clients."""
+    return run.method == "fedbn" and run.summary is not None and run.summary.get("private_parameters") == 0
+
+
+def _difference(standing: Standing, digits: int) -> str:
+    d = standing.difference
+    if d is None:
+        return ""
+    form = f"+.{digits}f"
+    return f"{d.mean:{form}}" + (f" [{d.interval[0]:{form}}, {d.interval[1]:{form}}]" if d.interval else "")
+
+
+def _effect(difference: PairedDifference | None) -> str:
+    size = difference.effect_size if difference else None
+    return "" if size is None else f"{size:+.1f}"

@@ -1,0 +1,182 @@
+"""Fig. 2 of the paper: what one round loses to shift and to aggregation as heterogeneity grows.
+
+Four arms start from the same weights on the same partition: `plain` (cross-entropy, mean), `margin` (margin
+control, mean), `principal` (cross-entropy, principal rule) and, not in the paper, `measured` (cross-entropy,
+measured rule). Randomness does not depend on the rule, so all but `margin` aggregate the same local models.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedld.analysis import PairedDifference, paired_difference
+from fedld.config.experiment import make_experiment
+from fedld.errors import FedLDError
+from fedld.records.schema import ROUNDS, Event
+from fedld.records.writer import read_lines, write_atomically
+from fedld.study.compare import StudyPlan, open_study, short_name
+from fedld.study.grid import Cell, run_grid
+
+ALPHAS = (100.0, 10.0, 1.0, 0.1, 0.01)
+CONTRASTS = {
+    "shift": ("margin",),
+    "aggregation": ("principal", "measured"),
+}  # a term, the arms that are to lower it
+
+
+@dataclass(frozen=True)
+class Point:
+    """Signed terms of Eq. 2 after the one round of an arm."""
+
+    arm: str
+    alpha: float
+    seed: int
+    local: float
+    shift: float
+    aggregation: float
+    total: float
+
+
+@dataclass(frozen=True)
+class Figure2:
+    """All points, and how they were made."""
+
+    title: str
+    command: str
+    settings: dict[str, Any]
+    points: list[Point]
+
+    def values(self, arm: str, term: str, alpha: float) -> list[float]:
+        """A term of all seeds, in their order."""
+        return [getattr(p, term) for p in self.points if (p.arm, p.alpha) == (arm, alpha)]
+
+    def difference(self, arm: str, term: str, alpha: float, absolute: bool = False) -> PairedDifference:
+        """An arm minus plain, paired over seeds."""
+        ours, plain = (self.values(name, term, alpha) for name in (arm, "plain"))
+        return paired_difference(list(map(abs, ours)), list(map(abs, plain))) if absolute else (
+            paired_difference(ours, plain)
+        )  # fmt: skip
+
+    @property
+    def alphas(self) -> list[float]:
+        """From nearly equal clients to heterogeneous ones."""
+        return sorted({point.alpha for point in self.points}, reverse=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """Points and paired differences, signed and absolute."""
+        differences = [
+            {"term": term, "arm": arm, "alpha": alpha, "absolute": absolute}
+            | asdict(self.difference(arm, term, alpha, absolute))
+            for term, arms in CONTRASTS.items()
+            for arm in arms
+            for alpha in self.alphas
+            for absolute in (False, True)
+        ]
+        return {**asdict(self), "differences": differences}
+
+    def to_markdown(self) -> str:
+        """The signed terms, mean over seeds, and what each arm changes."""
+        head = ["alpha"]
+        for term, arms in CONTRASTS.items():
+            head += [f"{term} plain", *(f"{arm} - plain [95 %]" for arm in arms)]
+        rows = [head, ["---:"] * len(head)]
+        for alpha in self.alphas:
+            cells = [f"{alpha:g}"]
+            for term, arms in CONTRASTS.items():
+                cells.append(f"{fmean(self.values('plain', term, alpha)):+.4f}")
+                cells += [_interval(self.difference(arm, term, alpha)) for arm in arms]
+            rows.append(cells)
+        table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+        return f"# {self.title}\n\n{table}\n\nMade by `{self.command}`.\n"
+
+
+def _interval(difference: PairedDifference) -> str:
+    text = f"{difference.mean:+.4f}"
+    if difference.interval is not None:
+        text += f" [{difference.interval[0]:+.4f}, {difference.interval[1]:+.4f}]"
+    return text
+
+
+@dataclass(frozen=True)
+class FigurePlan:
+    """What to run: the warm start of every seed (none without warm rounds), then one round of every arm."""
+
+    warm: list[Cell]
+    study: StudyPlan
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of all runs together."""
+        return sum(cell.experiment.rounds for cell in self.warm) + self.study.rounds
+
+
+def plan(
+    settings: dict[str, Any],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    command: str,
+    warm_rounds: int = 0,
+    warm_lr: float | None = None,
+    alphas: Sequence[float] = ALPHAS,
+) -> FigurePlan:
+    """Every arm at every alpha and seed; `objective` and `rule` in the settings replace the paper's."""
+    if warm_rounds and "weights" in settings:
+        raise FedLDError("give either weights or warm rounds, not both")
+    shared = {"workers": 0, "min_size": 10} | settings
+    margin, rule = shared.pop("objective", "marg-log"), shared.pop("rule", "principal")
+    arms: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "margin": {"objective": margin},
+        "principal": {"rule": rule},
+        "measured": {"rule": "measured"},
+    }
+    warm = []
+    if warm_rounds:
+        start = shared | {"partition": "iid", "rounds": warm_rounds, "client_losses": False}
+        start |= {} if warm_lr is None else {"lr": warm_lr}
+        warm = [Cell("warm", make_experiment(start | {"seed": s}), out / "warm" / f"seed{s}") for s in seeds]
+    once = {"partition": "dirichlet", **shared, "rounds": 1, "decompose": 1}
+    cells = []
+    for seed in seeds:
+        begin = {"weights": out / "warm" / f"seed{seed}" / "model.safetensors"} if warm_rounds else {}
+        for alpha in alphas:
+            for arm, change in arms.items():
+                one = {**once, **change, **begin, "alpha": alpha, "seed": seed}
+                cells.append((f"{arm}-alpha{alpha:g}", make_experiment(one)))
+    title = f"Figure 2 on {short_name(cells[0][1].dataset)}: one round" + (
+        f" after {warm_rounds} rounds of FedAvg on iid clients" if warm_rounds else ""
+    )
+    return FigurePlan(warm, StudyPlan(title, command, f"plain-alpha{alphas[0]:g}", cells))
+
+
+def run_figure2(
+    plan: FigurePlan, out: Path, *, resume: bool, jobs: int | None, progress: Callable[[Event], None]
+) -> Figure2:
+    """Run what is not finished; write figure2.json, figure2.md, figure2.png and figure2.svg."""
+    from fedld.study.paper.drawing import draw
+
+    cells = open_study(plan.study, out, resume=resume)
+    if plan.warm:
+        run_grid(plan.warm, jobs=jobs, progress=progress)
+    run_grid(cells, jobs=jobs, progress=progress)
+    shown = plan.study.cells[0][1].model_dump(mode="json", exclude_none=True)
+    hidden = {"alpha", "seed", "objective", "rule", "weights", "workers"}
+    settings = {key: value for key, value in shown.items() if key not in hidden}
+    figure = Figure2(plan.study.name, plan.study.command, settings, [_point(cell) for cell in cells])
+    write_atomically(out / "figure2.json", json.dumps(figure.to_json(), indent=1).encode())
+    write_atomically(out / "figure2.md", figure.to_markdown().encode())
+    draw(figure, out / "figure2")
+    return figure
+
+
+def _point(cell: Cell) -> Point:
+    line = read_lines(cell.path, ROUNDS)[0]
+    terms = [line["local_loss"], line["shift_loss"], line["aggregation_loss"], line["global_loss"]]
+    finite = [term for term in terms if term is not None]
+    if len(finite) < len(terms):
+        raise FedLDError(f"'{cell.path}' diverged in its one round: take a smaller learning rate")
+    return Point(cell.label.split("-")[0], cell.experiment.alpha, cell.experiment.seed, *finite)

@@ -1,0 +1,96 @@
+"""Progress bars: one a run, with accuracy, loss terms and the time left."""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fedld.records.schema import Event
+
+console = Console(stderr=True)
+
+
+class RunBars:
+    """Shows the events of one or several runs."""
+
+    def __init__(self, total: int, label: str) -> None:
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[facts]}"),
+            console=console,
+            transient=True,
+        )
+        self._label, self._total = label, total
+        self._task: TaskID | None = None
+        self._missing: dict[str, str] = {}
+        self._notes: set[str] = set()
+
+    def __enter__(self) -> "RunBars":
+        self._bars.start()
+        self._task = self._bars.add_task(self._label, total=self._total, facts="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def __call__(self, line: Event) -> None:
+        """Take one event."""
+        assert self._task is not None
+        if line["event"] == "round":
+            run = f"[dim]{line['run']}[/dim] " if "run" in line else ""
+            self._bars.update(self._task, advance=1, facts=run + facts(line))
+            if not console.is_terminal:  # a log file, a batch system: bars would not be seen
+                console.print(
+                    f"{line.get('run', self._label)}  {facts(line)}",
+                    highlight=False,
+                    markup=False,
+                    soft_wrap=True,
+                )
+            self._absence(line)
+        elif line["event"] == "waiting":
+            console.print(f"waiting for sites; here: {', '.join(line['sites']) or 'none'}")
+        elif line["event"] == "note" and line["text"] not in self._notes:
+            self._notes.add(line["text"])  # runs of a study have the same to say
+            console.print(line["text"], soft_wrap=True)
+        elif line["event"] == "canary":
+            console.print(rehearsal(line))
+        elif line["event"] == "refused":
+            console.print(f"site '{line['client']}' is refused: {escape(line['why'])}")
+
+    def _absence(self, line: Event) -> None:
+        """Say who is missing, in every round that changes it."""
+        missing = line.get("missing", {})
+        if "run" in line or missing == self._missing:
+            return
+        for name, reason in missing.items():
+            if self._missing.get(name) != reason:
+                console.print(f"[bold red]round {line['round']} is without '{name}': {reason}[/bold red]")
+        for name in self._missing.keys() - missing.keys():
+            console.print(f"round {line['round']}: '{name}' is back")
+        self._missing = missing
+
+
+def rehearsal(line: Event) -> str:
+    """What a site's two steps before the first round showed."""
+    if "why" in line:
+        return f"[bold red]site '{line['client']}' cannot train: {escape(line['why'])}[/bold red]"
+    return f"site '{line['client']}' is ready: {line['seconds']:.1f} s, {line['memory'] / 1e6:.0f} MB"
+
+
+def facts(line: Event) -> str:
+    """A round in a few words."""
+    parts = [f"round {line['round']}"]
+    for key, name in (
+        ("accuracy", "accuracy"),
+        ("personal_accuracy", "personal"),
+        ("loss", "loss"),
+        ("validation_loss", "validation"),
+        ("local_loss", "local"),
+        ("shift_loss", "shift"),
+        ("aggregation_loss", "aggregation"),
+    ):
+        if line.get(key) is not None:
+            parts.append(f"{name} {line[key]:.3f}")
+    return "  ".join(parts)

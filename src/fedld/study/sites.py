@@ -1,0 +1,55 @@
+"""The final models at each site: as predictions.csv tells of them, and as the sites measured them."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedld.analysis.intervals import Estimate
+from fedld.analysis.sites import SiteResult, site_result
+from fedld.errors import FedLDError, nearest
+from fedld.records.schema import Summary, Which
+from fedld.records.table import PredictionTable
+
+MEASURED = ("accuracy", "auroc", "sensitivity")
+
+
+def site_results(
+    table: PredictionTable, positive: str | None = None, specificity: float = 0.9
+) -> tuple[SiteResult, dict[str, SiteResult]]:
+    """All test pictures together, and those of each site where the sites are known."""
+    name = table.classes[-1] if positive is None else positive
+    if name not in table.classes:
+        raise FedLDError(f"unknown class '{name}': {nearest(name, list(table.classes))}")
+    sites = np.array(table.columns.get("site", []), str)
+    everybody = np.ones(len(table.probabilities), bool)
+    rows = {str(site): sites == site for site in np.unique(sites) if site}
+    sick = table.classes.index(name)
+    parts = {site: _result(table, where, sick, specificity) for site, where in rows.items()}
+    return _result(table, everybody, sick, specificity), parts
+
+
+def _result(table: PredictionTable, rows: NDArray[np.bool_], sick: int, specificity: float) -> SiteResult:
+    label, told = (np.array(table.columns[key], str)[rows] for key in ("label", "predicted"))
+    try:
+        labels = np.array([table.classes.index(name) for name in label], np.int64)
+    except ValueError as error:
+        raise FedLDError(f"predictions.csv has a label that is none of its classes: {error}") from None
+    groups = np.array(table.columns["patient"], str)[rows] if "patient" in table.columns else None
+    return site_result(table.probabilities[rows], label == told, labels, sick, specificity, groups)
+
+
+def measured_at_sites(summary: Summary) -> dict[str, dict[Which, SiteResult]]:
+    """What the clients measured on their own test pictures when the run ended, by client and model."""
+    try:
+        return {
+            name: {
+                which: SiteResult(
+                    pictures=one["pictures"],
+                    patients=one["patients"],
+                    **{key: Estimate(**one[key]) for key in MEASURED},  # type: ignore[literal-required]
+                )
+                for which, one in models.items()
+            }
+            for name, models in summary.get("sites", {}).items()
+        }
+    except (AttributeError, KeyError, TypeError):
+        raise FedLDError("what summary.json says of the sites is damaged") from None

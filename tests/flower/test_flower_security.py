@@ -1,0 +1,183 @@
+"""Whoever reaches the sites' port, or has an account on the machine, gets nothing."""
+
+import asyncio
+import json
+import os
+import re
+import socket
+import stat
+import sys
+from base64 import b64encode
+from pathlib import Path
+
+import pytest
+from flwr.supercore.date import now
+
+from fedld.engine.backends.flower import gate
+from fedld.engine.backends.flower.gate import Gate
+from fedld.engine.backends.flower.superlink import Stored
+
+HERE = Path(__file__).parent
+NOBODY = 65534
+
+
+def modes(folder):
+    return {path: stat.S_IMODE(path.lstat().st_mode) for path in folder.rglob("*") if not path.is_symlink()}
+
+
+def family(pid):
+    """A process and all that descend from it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(one for child in children for one in family(int(child)))]
+
+
+def listening(pid):
+    """Inodes of the TCP sockets on which a process and its children listen."""
+    tables = (Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6"))
+    lines = [line.split() for table in tables for line in table.splitlines()]
+    ports = {line[9]: int(line[1].rpartition(":")[2], 16) for line in lines if line[3] == "0A"}
+    links = [os.readlink(link) for one in family(pid) for link in Path(f"/proc/{one}/fd").glob("*")]
+    return {ports[link[8:-1]] for link in links if link.startswith("socket:[") and link[8:-1] in ports}
+
+
+def test_an_outsider_gets_nothing(secure):
+    words = [f"127.0.0.1:{secure.port}", str(secure.folder / "certificates" / "ca.crt")]
+    done = secure.call(sys.executable, str(HERE / "attacker.py"), *words)
+    assert json.loads(done.stdout) == []
+
+
+def test_a_registered_site_cannot_administer(secure):
+    words = [f"127.0.0.1:{secure.port}", str(secure.folder / "certificates" / "ca.crt"), "keys/beta.key"]
+    assert json.loads(secure.call(sys.executable, str(HERE / "attacker.py"), *words).stdout) == []
+
+
+def test_the_gate_reads_nothing_of_a_stranger():
+    async def never(*_):
+        raise AssertionError("it was read, or passed on")
+
+    def ask(path, **headers):
+        said = []
+
+        async def send(part):
+            said.append(part.get("status"))
+
+        pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": pairs}
+        asyncio.run(Gate(never, lambda: {"alpha": b"key"})(scope, never, send))
+        return said[0]
+
+    known = {"flwr_public_key": b64encode(b"key").decode(), "flwr_timestamp": now().isoformat()}
+    assert ask("/v1/fleet/pull-messages", content_length="5") == 401
+    assert ask("/v1/fleet/pull-messages", content_length="5", **known, flwr_signature="AAAA") == 401
+    assert ask("/v1/fleet/pull-messages", content_length="99999999999") == 413
+    assert ask("/v1/fleet/pull-messages", transfer_encoding="chunked") == 413
+    assert ask("/v1/fleet/register-node", content_length="5") == 404
+    assert ask("/v1/runtime/acquire-task", content_length="5") == 404
+
+
+def test_a_site_cannot_fill_the_servers_disk(monkeypatch, tmp_path):
+    """Above its share of the room, while that is full, a site's replies are refused; others' are taken."""
+    monkeypatch.setattr(gate, "_unsigned", lambda headers, keys: None)
+    stored, passed, said = Stored(tmp_path / "links.db", 100.0), [], []
+
+    async def flower(scope, receive, send):
+        passed.append(scope["path"])
+
+    async def send(part):
+        said.append(part.get("status", 0))
+
+    guard = Gate(flower, lambda: {"a": b"a", "b": b"b"}, full=stored.full, room=stored.room)
+
+    def push(key, call="push-object"):
+        facts = {b"content-length": b"40", b"flwr-public-key": b64encode(key)}
+        scope = {"type": "http", "method": "POST", "path": f"/v1/fleet/{call}", "headers": facts.items()}
+        before = len(passed)
+        asyncio.run(guard(scope, None, send))
+        return len(passed) > before
+
+    assert all(push(b"a") for _ in range(3))  # more than its share, but there is room
+    (tmp_path / "links.db").write_bytes(bytes(60))
+    (tmp_path / "links.db-wal").write_bytes(bytes(60))
+    assert not push(b"a")
+    assert said[0] == 507
+    assert push(b"a", "pull-messages")
+    assert push(b"b")
+    (tmp_path / "links.db-wal").unlink()
+    assert push(b"a")
+
+
+def test_the_server_has_one_port_and_a_site_has_none(secure):
+    assert listening(secure.processes["server"].pid) == {secure.port}
+    for site in secure.sites:
+        assert listening(secure.processes[site].pid) == set()
+
+
+def test_what_server_and_sites_write_is_private(secure):
+    found = modes(secure.folder / "runs") | modes(secure.folder / "state")
+    assert secure.folder / "runs" / "superlink.db" in found
+    assert not {str(path): oct(mode) for path, mode in found.items() if mode & 0o077}
+    for folder in ("runs", *(f"state/{site}" for site in secure.sites)):
+        assert stat.S_IMODE((secure.folder / folder).stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_another_account_of_the_machine_gets_nothing(secure):
+    door = json.loads((secure.folder / "runs" / "running.json").read_text())["door"]
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setuid(NOBODY)
+        try:
+            socket.socket(socket.AF_UNIX).connect(door)
+        except PermissionError:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for pid in family(secure.processes["server"].pid):
+        assert b"--token" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_one_name_one_key(secure):
+    for words, said in (
+        (["--name", "alpha", "--key", "keys/beta.pub"], "'alpha' is registered already"),
+        (["--name", "delta", "--key", "keys/beta.pub"], "registered already, for 'beta'"),
+        (["--name", "../x", "--key", "keys/beta.pub"], "letters, digits"),
+        (["--name", "delta", "--key", "keys/beta.key"], "not an OpenSSH public key"),
+    ):
+        done = secure.call(secure.fedld, "server", "register", *words, check=False)
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
+def test_every_line_on_trust_names_a_test_that_exists():
+    page = (HERE.parents[1] / "docs" / "deployment.md").read_text()
+    named = set(re.findall(r"`(test_\w+)`", page))
+    written = {
+        name for file in HERE.glob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
+    }
+    assert len(named) > 15
+    assert named <= written
+
+
+def test_a_lost_database_and_the_way_back(secure):
+    """Names and keys are in the operator's file: sites come back by themselves."""
+
+    def online():
+        done = secure.call(secure.fedld, "server", "status", check=False)
+        return done.stdout.count(": online since") if done.returncode == 0 else -1
+
+    assert "server stopped" in secure.call(secure.fedld, "server", "stop").stdout
+    assert secure.processes.pop("server").wait(60) == 0
+    assert secure.call(secure.fedld, "server", "status", check=False).returncode == 2
+    for file in (secure.folder / "runs").glob("superlink.db*"):
+        file.unlink()
+    secure.start_server()
+    secure.wait(lambda: online() == 3, 120)
+    secure.call(secure.fedld, "site", "stop", "--name", "alpha", "--state", "state")
+    assert secure.processes.pop("alpha").wait(60) == 0
+    assert "site 'alpha' stopped" in secure.log("alpha")
+    assert not [
+        line for site in secure.sites for line in secure.log(site).splitlines() if "Traceback" in line
+    ]
+    secure.start_site("alpha")

@@ -1,0 +1,54 @@
+"""Every command, option and setting that a page names exists."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from fedld.cli import app
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+COMMAND = re.compile(r"(?:^|[`$ ])(fedld [a-z][^`\n]*)", re.MULTILINE)
+
+
+def commands(text):
+    """Commands as a reader would type them: lines joined where a backslash continues them, comments cut."""
+    for found in COMMAND.findall(text.replace("\\\n", " ")):
+        words = re.split(r"\s#|[;&|]|\s-> ", found)[0]
+        try:
+            yield shlex.split(words)
+        except ValueError:  # an apostrophe of the sentence around it
+            yield words.split()
+
+
+def resolve(words):
+    """The command that the words name, and the words that follow; None where it is only a sentence."""
+    group, rest = typer.main.get_command(app), words[1:]
+    while isinstance(group, click.Group) and rest and rest[0] in group.commands:
+        group, rest = group.commands[rest[0]], rest[1:]
+    return (None, rest) if isinstance(group, click.Group) else (group, rest)
+
+
+def unknown_options(text):
+    for words in commands(text):
+        command, rest = resolve(words)
+        named = [word.split("=")[0].rstrip(".,:)") for word in rest if re.match(r"--[a-z]", word)]
+        if command is None:
+            yield from [" ".join(words)] if named else []
+            continue
+        known = {"--help"}.union(*(option.opts + option.secondary_opts for option in command.params))
+        yield from (f"fedld {command.name} {name}" for name in named if name not in known)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_option_a_page_names_exists(page):
+    assert list(unknown_options(page.read_text(encoding="utf-8"))) == []
+
+
+def test_an_option_that_does_not_exist_is_found():
+    text = "Try `fedld run --roundz 3`, or\n\n    fedld compare --seeds 0 \\\n      --no-such-thing\n"
+    assert list(unknown_options(text)) == ["fedld run --roundz", "fedld compare --no-such-thing"]
