@@ -108,7 +108,9 @@ def test_exact_up_to_a_size():
     assert as_sketch("auto", source(1000, 98_730), "model") is None
     assert as_sketch("auto", source(500, 2_000_000), "model") == CountSketch(8192)
     assert as_sketch("auto", source(500, 2_000_000), "tensor") is None
-    assert as_sketch("sketch", source(50, 1000), "model") == CountSketch(4096)
+    assert as_sketch("sketch", source(50, 1_000_000), "model") == CountSketch(16384)
+    assert as_sketch("sketch", source(50, 60_000), "model") == CountSketch(4096)
+    assert as_sketch("sketch", source(50, 10), "model") == CountSketch(64)
     with pytest.raises(FedLDError, match="gram = 'sketched' is not valid: did you mean 'sketch'"):
         as_sketch("sketched", source(5, 5), "model")
     with pytest.raises(FedLDError, match="is for granularity = 'model', not 'layer'"):

@@ -1,19 +1,22 @@
 """How the columns of the updates are cut: blocks are read at once, pieces are multiplied at once."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import itemgetter
 
 import torch
 
 from fedld.aggregation.sources import Source
 
-BLOCK = 8 << 20  # bytes of all clients that one thread reads at once: a millisecond's work
-PIECE = (
-    1 << 20
-)  # bytes of one product: they stay in the cache of one core, and a call costs little beside them
+BLOCK = (
+    8 << 20
+)  # bytes of all clients that one thread works on at once: milliseconds, beside which a call is nothing
+PIECE = 2 << 20  # bytes of one product, at most
 COLUMNS = 16384  # of one product, at most: float32 sums of more would lose digits
+SUM = 1 << 19  # columns of one sum over clients, at most: a huge page of the aggregate
+APART = 16  # columns between rows of a copy: rows a power of two apart would push each other out of the cache
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,11 @@ def block_columns(clients: int, piece: int) -> int:
     return piece * max(1, BLOCK // (4 * clients * piece))
 
 
+def sum_columns(parameters: int) -> int:
+    """Columns of one sum over clients: wide, and still several blocks for several threads."""
+    return min(SUM, max(COLUMNS, parameters // 8 // 64 * 64))
+
+
 def blocks(source: Source, groups: Sequence[int], width: int) -> list[ColumnBlock]:
     """All columns, by group and tensor name: the same sums whatever order a file stores."""
     sizes = [spec.size for spec in source.specs]
@@ -73,30 +81,40 @@ def blocks(source: Source, groups: Sequence[int], width: int) -> list[ColumnBloc
     return found
 
 
+def spans(source: Source, groups: Sequence[int], width: int) -> list[tuple[int, int, int]]:
+    """All columns in the order of the flat update: group, start and stop of at most `width` of one group.
+
+    >>> from fedld.aggregation.sources import MatrixSource, TensorSpec
+    >>> tensors = [TensorSpec("a", (4,)), TensorSpec("b", (3,)), TensorSpec("c", (2,))]
+    >>> spans(MatrixSource(torch.ones(1, 9), tensors), [0, 0, 1], 5)
+    [(0, 0, 5), (0, 5, 7), (1, 7, 9)]
+    """
+    found, start = [], 0
+    sizes = zip(groups, (spec.size for spec in source.specs), strict=True)
+    for group, tensors in groupby(sizes, key=itemgetter(0)):
+        stop = start + sum(size for _, size in tensors)
+        found += [(group, at, min(at + width, stop)) for at in range(start, stop, width)]
+        start = stop
+    return found
+
+
 def read(source: Source, block: ColumnBlock) -> list[torch.Tensor]:
     """The columns of every range, (m, b) each."""
     return [source.read(part.tensor, part.start, part.stop) for part in block.ranges]
 
 
-def pieces(parts: Sequence[torch.Tensor], width: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    """(m, <= width) pieces of the parts side by side, each copied into the same memory in the same layout.
+def side_by_side(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """The parts as one (m, b) matrix, copied into the same memory in the same layout.
 
-    BLAS and sums round differently by stride and alignment: copies make all sources give the same bits.
+    BLAS and sums round differently by stride and alignment: a copy makes all sources give the same bits.
     """
-    m, left = parts[0].shape[0], sum(part.shape[1] for part in parts)
-    memory = scratch("piece", m * min(width, left), dtype, parts[0].device)
-    filled = 0
+    m, b = parts[0].shape[0], sum(part.shape[1] for part in parts)
+    found = scratch("block", m * (b + APART), dtype, parts[0].device).view(m, b + APART)[:, :b]
+    at = 0
     for part in parts:
-        at = 0
-        while at < part.shape[1]:
-            columns = min(width, left)
-            piece = memory[: m * columns].view(m, columns)
-            take = min(columns - filled, part.shape[1] - at)
-            piece[:, filled : filled + take] = part[:, at : at + take]
-            at, filled = at + take, filled + take
-            if filled == columns:
-                yield piece
-                left, filled = left - columns, 0
+        found[:, at : at + part.shape[1]] = part
+        at += part.shape[1]
+    return found
 
 
 _memory = threading.local()

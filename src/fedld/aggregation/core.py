@@ -105,10 +105,10 @@ def aggregate(
     sketch = as_sketch(gram, source, granularity)
     plain = rule.name == "mean" and max_weight is None and max_update_ratio is None and not refused
     if plain and not report:
-        update, finite = combine(source, np.tile(p, (len(titles), 1)), groups, range(len(p)), block)
+        update, finite = combine(source, np.tile(p, (len(titles), 1)), groups, range(len(p)))
         if finite:  # else somebody may have to be left out
             return Aggregate(source.wrap(update), None, rule)
-    grams = exact_gram(source, groups, block) if sketch is None else sketched_gram(source, groups, sketch)
+    grams = exact_gram(source, groups, block) if sketch is None else sketched_gram(source, sketch)
     keep, rejected = screen(grams.K, names, refused or {}, max_update_ratio, min_clients)
     grams, claimed = grams.only(keep), p[keep] / p[keep].sum()
     p = capped(claimed, rule.max_weight if max_weight is None else max_weight)
@@ -167,7 +167,7 @@ class Problem:
 
     def combine(self, c: Array) -> torch.Tensor:
         """G c."""
-        update, finite = combine(self.source, c, self.groups, self.keep, self.block)
+        update, finite = combine(self.source, c, self.groups, self.keep)
         if not finite and not bool(update.isfinite().all()):
             raise FedLDError(
                 f"the aggregate is too large for {update.dtype}: pass the updates in a wider type"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedld.aggregation.sources import TensorSpec, check_state
+from fedld.aggregation.sources import TensorSpec, check_state, within
 from fedld.errors import FedLDError
 from fedld.paths import require_regular
 
@@ -56,15 +56,21 @@ class FileSource:
 
     def read(self, index: int, start: int, stop: int) -> torch.Tensor:
         """That range of one tensor from every file; files are opened one by one, so any number will do."""
-        name = self.specs[index].name
-        block = torch.empty((self.clients, stop - start), dtype=self.dtype)
-        rows = block.view(torch.uint8).numpy()
-        for row, path, entries in zip(rows, self.paths, self.entries, strict=True):
-            with path.open("rb", buffering=0) as file:
-                file.seek(entries[name].offset + start * self.dtype.itemsize)
-                if file.readinto(row) != row.nbytes:
-                    raise FedLDError(f"{path} ended early: it changed while it was read")
-        return block
+        return torch.stack([self._range(client, index, start, stop) for client in range(self.clients)])
+
+    def row(self, client: int, start: int, stop: int) -> torch.Tensor:
+        """That part of one file."""
+        return torch.cat([self._range(client, *place) for place in within(self.specs, start, stop)])
+
+    def _range(self, client: int, index: int, start: int, stop: int) -> torch.Tensor:
+        path, entry = self.paths[client], self.entries[client][self.specs[index].name]
+        values = torch.empty(stop - start, dtype=self.dtype)
+        room = values.view(torch.uint8).numpy().data
+        with path.open("rb", buffering=0) as file:
+            file.seek(entry.offset + start * self.dtype.itemsize)
+            if file.readinto(room) != room.nbytes:
+                raise FedLDError(f"{path} ended early: it changed while it was read")
+        return values
 
     def wrap(self, update: torch.Tensor) -> dict[str, torch.Tensor]:
         """A state dict with the files' names and shapes (an npy file holds one tensor, 'update')."""

@@ -5,7 +5,7 @@ blocks, so the number of threads changes no bit.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,12 @@ from fedld.aggregation.blocks import (
     block_columns,
     blocks,
     piece_columns,
-    pieces,
     read,
     scatter,
     scratch,
+    side_by_side,
+    spans,
+    sum_columns,
 )
 from fedld.aggregation.report import Alignment
 from fedld.aggregation.rule import Array, CoordinateRule
@@ -28,9 +30,9 @@ from fedld.aggregation.sketch import CountSketch
 from fedld.aggregation.sources import Source
 from fedld.aggregation.threads import each
 
-TILE = 64  # rows: with more clients the tiles below the diagonal are left out, smaller tiles multiply slower
+TILE = 32  # rows: with more clients the tiles below the diagonal are left out, smaller tiles multiply slower
+TURNS, TASKS = 8, 16  # sketched at once are so many times k columns; in so many tasks, at most
 SMALLEST, LARGEST = 1e-28, 1e34  # mean square and sum of squares that float32 squares can be trusted with
-TURNS = 8  # a thread sketches blocks of so many times k columns
 
 
 @dataclass(frozen=True)
@@ -70,73 +72,87 @@ def parts_gram(parts: Sequence[torch.Tensor], width: int) -> torch.Tensor:
     Squares below 1e-38 vanish in float32 and above 1e38 overflow: such blocks are done in float64.
     """
     dtype = working_dtype(parts[0].dtype)
-    K = _products(parts, width, dtype)
+    K = _products(side_by_side(parts, dtype), width)
     if dtype == torch.float32:
         squares, b = K.diagonal(), sum(part.shape[1] for part in parts)
         if not bool(((squares > SMALLEST * b) & (squares < LARGEST)).all()):
-            K = _products(parts, width, torch.float64)
+            K = _products(side_by_side(parts, torch.float64), width)
     return K
 
 
-def _products(parts: Sequence[torch.Tensor], width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Sum over pieces X of XX': in `dtype` within a piece, in float64 between pieces."""
-    m = parts[0].shape[0]
-    K = torch.zeros(m, m, dtype=torch.float64, device=parts[0].device)
-    for piece in pieces(parts, width, dtype):
+def _products(X: torch.Tensor, width: int) -> torch.Tensor:
+    """Sum over pieces P of P P', each `width` columns of X, in float64 between pieces.
+
+    All pieces are multiplied in one call: with two threads the interpreter is what they would wait for.
+    """
+    m, whole = X.shape[0], X.shape[1] // width * width
+    K = torch.zeros(m, m, dtype=torch.float64, device=X.device)
+    pieces = [X[:, :whole].view(m, -1, width).transpose(0, 1), X[:, whole:].unsqueeze(0)]
+    for stack in (stack for stack in pieces if stack.numel()):
         for row in range(0, m, TILE):
-            K[row : row + TILE, row:] += torch.mm(piece[row : row + TILE], piece[row:].T)
+            products = torch.bmm(stack[:, row : row + TILE], stack[:, row:].transpose(1, 2))
+            K[row : row + TILE, row:] += products.sum(dim=0, dtype=torch.float64)
     return K.triu() + K.triu(1).T
 
 
-def sketched_gram(source: Source, groups: Sequence[int], sketch: CountSketch) -> Grams:
-    """Gram matrices of the updates' sketches, in one pass that costs m d and not m^2 d."""
+def sketched_gram(source: Source, sketch: CountSketch) -> Grams:
+    """The model's Gram matrix from the updates' sketches, in one pass that costs m d and not m^2 d."""
     k, m = sketch.buckets, source.clients
-    found = torch.zeros((max(groups) + 1, m, k), dtype=working_dtype(source.dtype))
+    found = torch.zeros((m, k), dtype=working_dtype(source.dtype))
 
-    def work(block: ColumnBlock) -> tuple[int, torch.Tensor]:
-        part, at = torch.zeros(m, k, dtype=found.dtype, device=source.device), block.start
-        for columns in read(source, block):
-            sketch.add(part, columns, at)
-            at += columns.shape[1]
-        return block.group, part.cpu()
+    def work(some: Sequence[ColumnBlock]) -> torch.Tensor:
+        part = torch.zeros(m, k, dtype=found.dtype, device=source.device)
+        for block in some:
+            at = block.start
+            for columns in read(source, block):
+                sketch.add(part, columns, at)
+                at += columns.shape[1]
+        return part.cpu()
 
-    def take(result: tuple[int, torch.Tensor]) -> None:
-        found[result[0]] += result[1]
-
-    each(work, blocks(source, groups, TURNS * k), take)
+    every = blocks(source, [0] * len(source.specs), TURNS * k)
+    share = -(-len(every) // TASKS)  # each task has a sketch of its own, so there are few
+    each(work, [every[at : at + share] for at in range(0, len(every), share)], found.add_)
     width, products = piece_columns(m), list[Array]()
-    halves = [rows for half in (found[:, :, : k // 2], found[:, :, k // 2 :]) for rows in half]
-    each(lambda rows: parts_gram([rows], width).numpy(), halves, products.append)
-    first, second = np.stack(products[: len(found)]), np.stack(products[len(found) :])
+    each(lambda half: parts_gram([half], width).numpy(), torch.split(found, k // 2, dim=1), products.append)
+    first, second = (product[None] for product in products)
     return Grams(first + second, (2 * first, 2 * second))
 
 
 def combine(
-    source: Source, c: Array, groups: Sequence[int], keep: Sequence[int], columns: int = COLUMNS
+    source: Source, c: Array, groups: Sequence[int], keep: Sequence[int]
 ) -> tuple[torch.Tensor, bool]:
-    """The aggregate (d,), block by block c_g @ G over the kept clients, and whether its sum is finite."""
-    out, dtype = empty_update(source), working_dtype(source.dtype)
-    coefficients = torch.from_numpy(c).to(source.device, dtype)
-    width = piece_columns(source.clients, columns)
+    """The aggregate (d,), c_g @ G over the kept clients, and whether its sum is finite."""
+    out, dtype, finite = empty_update(source), working_dtype(source.dtype), True
 
-    finite = True
-
-    def work(block: ColumnBlock) -> bool:
-        parts = [kept_rows(part, keep) for part in read(source, block)]
-        products, at = scratch("products", block.columns, dtype, source.device), 0
-        for piece in pieces(parts, width, dtype):
-            torch.mv(piece.T, coefficients[block.group], out=products[at : at + piece.shape[1]])
-            at += piece.shape[1]
-        values = products.to(source.dtype)
-        scatter(out, block, values)
+    def work(span: tuple[int, int, int]) -> bool:
+        group, start, stop = span
+        weights = dict(zip(keep, c[group].tolist(), strict=True))
+        rows = ((source.row(client, start, stop).to(dtype), weight) for client, weight in weights.items())
+        values = out[start:stop].copy_(weighted_sum(rows))
         return math.isfinite(values.sum(dtype=dtype))
 
     def take(result: bool) -> None:
         nonlocal finite
         finite &= result
 
-    each(work, blocks(source, groups, block_columns(source.clients, width)), take)
+    each(work, spans(source, groups, sum_columns(len(out))), take)
     return out, finite
+
+
+def weighted_sum(rows: Iterable[tuple[torch.Tensor, float]]) -> torch.Tensor:
+    """Sum of row times weight, in memory that is used again.
+
+    Row after row over a long range: this reads memory as fast as it comes, and products and sums of two
+    numbers round alike wherever they lie. Not in one operation (`add_` with alpha), which would not round
+    the product: opposite updates would not cancel.
+    """
+    total: torch.Tensor | None = None
+    for row, weight in rows:
+        purpose = "total" if total is None else "product"
+        product = torch.mul(row, weight, out=scratch(purpose, len(row), row.dtype, row.device))
+        total = product if total is None else total.add_(product)
+    assert total is not None
+    return total
 
 
 def coordinates(
@@ -151,7 +167,7 @@ def coordinates(
     def work(block: ColumnBlock) -> list[Alignment]:
         parts = [kept_rows(part, keep) for part in read(source, block)]
         products, found = [], []
-        for piece in pieces(parts, width, dtype):
+        for piece in torch.split(side_by_side(parts, dtype), width, dim=1):
             products.append(rule(piece, weights))
             exact = products[-1].double()
             found.append(Alignment(float(exact @ exact), (piece.double() @ exact).cpu().numpy()))
@@ -174,7 +190,8 @@ def inner(source: Source, vector: torch.Tensor, groups: Sequence[int], columns: 
 
     def work(block: ColumnBlock) -> tuple[int, torch.Tensor]:
         other = torch.cat([vector[part.place] for part in block.ranges]).to(source.device, torch.float64)
-        both = zip(pieces(read(source, block), width, torch.float64), torch.split(other, width), strict=True)
+        pieces = torch.split(side_by_side(read(source, block), torch.float64), width, dim=1)
+        both = zip(pieces, torch.split(other, width), strict=True)
         return block.group, torch.stack([piece @ columns.clone() for piece, columns in both]).sum(dim=0).cpu()
 
     def take(result: tuple[int, torch.Tensor]) -> None:

@@ -118,4 +118,7 @@ def as_sketch(gram: str | CountSketch, source: Source, granularity: str) -> Coun
         raise FedLDError(f"gram = 'sketch' is for granularity = 'model', not {granularity!r}")
     if isinstance(gram, CountSketch):
         return gram
-    return CountSketch(min(8192, max(4096, 1 << (16 * m - 1).bit_length())))
+    short = 1 << max(
+        6, (d // 8).bit_length() - 1
+    )  # the estimate of its error needs several numbers per bucket
+    return CountSketch(min(16384 if m <= 256 else 8192, short))

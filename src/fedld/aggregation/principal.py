@@ -73,7 +73,9 @@ class Principal(GramRule):
             return self._project(K, p, E @ (omega * (E.T @ p)), extras.precision)
         if self.conflict == "smooth":
             lengths = np.sqrt(np.sum((omega * axes.projections(L)) ** 2, axis=1))
-            return E @ (omega * (E.T @ (p * _divide(r, lengths))))
+            # Products are rounded before they are added, as BLAS may not do: opposite clients cancel exactly.
+            sums: Array = (E * (p * _divide(r, lengths))[:, None]).sum(axis=0)
+            return E @ (omega * sums)
         return E @ (omega / np.sqrt(values) * (self._votes(axes, L).T @ (p * r)))
 
     def _omega(self, kept: Array, every: Array) -> Array:

@@ -17,6 +17,7 @@ import torch
 
 from fedld.seeds import derive
 
+ROWS = 1 << 20  # numbers of a sketch that are added to at once: they stay in the cache, and calls cost little
 TURNS = 16  # random numbers are drawn for so many times k coordinates at once
 
 
@@ -42,21 +43,26 @@ class CountSketch:
 
         A sign changes no digit, so the products are exact and the layout of the columns does not show.
         """
-        k, at = self.buckets, 0
-        while at < columns.shape[1]:
+        rows = max(1, ROWS // self.buckets)
+        for some, whose in zip(torch.split(sketch, rows), torch.split(columns, rows), strict=True):
+            self._add(some, whose, start)
+
+    def _add(self, sketch: torch.Tensor, columns: torch.Tensor, start: int) -> None:
+        k, at, end = self.buckets, 0, columns.shape[1]
+        while at < end:
             turn, offset = divmod(start + at, k)
-            shifts, signs = _turns(k, self.seed, turn // TURNS)
+            shifts, signs = _turns(k, self.seed, turn // TURNS, sketch.dtype)
             bucket = (offset + shifts[turn % TURNS]) % k
-            n = min(k - offset, k - bucket, columns.shape[1] - at)
-            sign = signs[turn % TURNS, offset : offset + n].to(sketch)
+            n = min(k - offset, k - bucket, end - at)
+            sign = signs[turn % TURNS, offset : offset + n]
             sketch[:, bucket : bucket + n].addcmul_(columns[:, at : at + n].to(sketch.dtype), sign)
             at += n
 
 
 @lru_cache(maxsize=16)
-def _turns(k: int, seed: int, part: int) -> tuple[list[int], torch.Tensor]:
+def _turns(k: int, seed: int, part: int, dtype: torch.dtype) -> tuple[list[int], torch.Tensor]:
     """Shifts and signs of TURNS times k coordinates."""
     random = np.random.Philox(key=derive(seed, "sketch", k), counter=[0, part, 0, 0])
     shifts = (random.random_raw(TURNS) % np.uint64(k)).tolist()
     bits = np.unpackbits(random.random_raw(TURNS * k // 64).astype("<u8").view(np.uint8))
-    return shifts, torch.from_numpy(bits).view(TURNS, k).to(torch.float32).mul_(2).sub_(1)
+    return shifts, torch.from_numpy(bits).view(TURNS, k).to(dtype).mul_(2).sub_(1)

@@ -5,7 +5,7 @@ A source never has to hold the whole m x d matrix; files are read range by range
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -64,7 +64,10 @@ class Source(Protocol):
         """Where the numbers are."""
 
     def read(self, index: int, start: int, stop: int) -> torch.Tensor:
-        """(m, stop - start) block: that range of tensor `index`, flattened, one row a client."""
+        """(m, stop - start) block: that range of tensor `index`, flattened, one row per client."""
+
+    def row(self, client: int, start: int, stop: int) -> torch.Tensor:
+        """(stop - start,) numbers of one client, counted over all tensors in their order."""
 
     def wrap(self, update: torch.Tensor) -> Any:
         """The flat aggregate (d,) in the form the updates came in."""
@@ -103,6 +106,10 @@ class MatrixSource:
         offset = self.offsets[index]
         return self.matrix[:, offset + start : offset + stop]
 
+    def row(self, client: int, start: int, stop: int) -> torch.Tensor:
+        """A view, never a copy."""
+        return self.matrix[client, start:stop]
+
     def wrap(self, update: torch.Tensor) -> Any:
         """A vector of the same library."""
         return update.numpy() if self.numpy else update
@@ -135,10 +142,28 @@ class StateDictSource:
         name = self.specs[index].name
         return torch.stack([state[name].reshape(-1)[start:stop] for state in self.states])
 
+    def row(self, client: int, start: int, stop: int) -> torch.Tensor:
+        """The ranges of the tensors one after the other."""
+        state = self.states[client]
+        places = within(self.specs, start, stop)
+        return torch.cat([state[self.specs[index].name].reshape(-1)[a:b] for index, a, b in places])
+
     def wrap(self, update: torch.Tensor) -> dict[str, torch.Tensor]:
         """A state dict with the clients' names and shapes."""
         parts = torch.split(update, [spec.size for spec in self.specs])
         return {spec.name: part.view(spec.shape) for spec, part in zip(self.specs, parts, strict=True)}
+
+
+def within(specs: Sequence[TensorSpec], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Tensor and range in it, for every tensor that columns start..stop of the flat update touch.
+
+    >>> list(within([TensorSpec("a", (4,)), TensorSpec("b", (2, 3))], 3, 6))
+    [(0, 3, 4), (1, 0, 2)]
+    """
+    for index, spec in enumerate(specs):
+        if start < spec.size and stop > 0:
+            yield index, max(start, 0), min(stop, spec.size)
+        start, stop = start - spec.size, stop - spec.size
 
 
 def matrix_source(updates: Any, tensors: Sequence[tuple[str, int]] | None) -> MatrixSource:
