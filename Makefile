@@ -11,17 +11,18 @@ run: $(INSTALLED)
 	@echo "Open runs/default/report.html in a browser."
 
 # One test process per core; the tests of one file stay together, because they share what they started.
+PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 test: lint types
-	$(BIN)/pytest -n auto --dist loadfile
+	$(PYTEST)
 	$(MAKE) docs
 
 # The numeric tests under other instruction sets and thread counts: what holds must not hang on the processor.
 NUMERIC := tests/aggregation tests/methods tests/local tests/analysis tests/test_layout.py
 test-portable: $(INSTALLED)
-	ATEN_CPU_CAPABILITY=default $(BIN)/pytest -n auto --dist loadfile $(NUMERIC)
-	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(BIN)/pytest -n auto --dist loadfile $(NUMERIC)
-	ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem $(BIN)/pytest -n auto --dist loadfile $(NUMERIC)
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile $(NUMERIC)
+	ATEN_CPU_CAPABILITY=default $(PYTEST) $(NUMERIC)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) $(NUMERIC)
+	ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem $(PYTEST) $(NUMERIC)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PYTEST) $(NUMERIC)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

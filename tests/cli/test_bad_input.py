@@ -2,41 +2,15 @@
 
 import io
 import os
-import sys
 import zipfile
 
 import numpy as np
 import pytest
 import torch
 
-from fedld.cli import start
 from fedld.data import DataSpec, load
 from fedld.errors import FedLDError
 from fedld.models import build, load_weights
-
-
-@pytest.fixture
-def refuse(monkeypatch, capsys, tmp_path):
-    """Run a command in an empty folder; give its sentence."""
-    folder = tmp_path / "empty"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("FEDLD_CACHE", str(tmp_path / "cache"))
-
-    def run(*words: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["fedld", *words])
-        before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(SystemExit) as left:
-            start()
-        text = capsys.readouterr().err.strip()
-        assert left.value.code == 2, text
-        assert text.startswith("fedld: ") or "Usage" in text, text
-        assert len(text.splitlines()) == 1 or "Usage" in text, text
-        after = sorted(tmp_path.rglob("*"))
-        assert [p for p in after if p not in before and "cache" not in p.parts] == []
-        return text
-
-    return run
 
 
 @pytest.mark.parametrize(
@@ -140,3 +114,44 @@ def test_a_file_with_two_labels_is_named(tmp_path):
     (home / "labels.csv").write_text("a.npy,0\nb.npy,1\na.npy,1\n")
     with pytest.raises(FedLDError, match=r"labels.csv line 3 gives a.npy label 1, .*line 1 gives it 0"):
         load(DataSpec("retina", data_root=tmp_path), tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--method", "fedpox"], "unknown method 'fedpox': did you mean 'fedprox'?"),
+        (["--set", "roundz=3"], "unknown setting 'roundz': did you mean 'rounds'?"),
+        (["--set", "rounds"], "'rounds' is not of the form key=value"),
+        (["--method", "fedprox", "--set", "mu=1"], "unknown setting 'mu': write 'method.mu'"),
+        (["--method", "fedprox", "--set", "method.mu=much"], "method fedprox: mu:"),
+        (["--rounds", "0"], "rounds: input should be greater than or equal to 1, not 0"),
+        (["--lr", "nan"], "lr:"),
+        (["--alpha", "0"], "alpha"),
+        (["--clients", "5000", "--dataset", "digits"], "5000"),
+        (["--model", "resnet9"], "unknown model 'resnet9'"),
+        (["--rule", "principle"], "principal"),
+        (["--objective", "marglog"], "unknown objective 'marglog': did you mean 'marg-log'?"),
+        (["--dataset", "npz:/nowhere/x.npz"], "/nowhere/x.npz"),
+        (["--config", "/nowhere.toml"], "there is no file '/nowhere.toml'"),
+        (["--sample-rate", "0"], "sample_rate"),
+        (["--dtype", "float8"], "dtype"),
+    ],
+)
+def test_mistyped_settings_are_named(refuse, arguments, sentence):
+    assert sentence in refuse("run", *arguments, "--out", "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"images": np.full((20, 8, 8, 3), np.nan)}, "finite"),
+        ({"labels": np.arange(20) - 5}, "label"),
+        ({"images": np.zeros((7, 8, 8, 3), np.uint8)}, "7"),
+    ],
+)
+def test_bad_arrays_are_named(refuse, tmp_path, changes, sentence):
+    arrays = {"images": np.zeros((20, 8, 8, 3), np.uint8), "labels": np.arange(20) % 2} | changes
+    np.savez(tmp_path / "bad.npz", **arrays)
+    message = refuse("run", "--dataset", f"npz:{tmp_path}/bad.npz", "--out", "run")
+    assert sentence in message
+    assert "bad.npz" in message

@@ -140,46 +140,10 @@ def test_methods_lists_every_method():
     }
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--method", "fedpox"], "unknown method 'fedpox': did you mean 'fedprox'?"),
-        (["--set", "roundz=3"], "unknown setting 'roundz': did you mean 'rounds'?"),
-        (["--set", "rounds"], "'rounds' is not of the form key=value"),
-        (["--method", "fedprox", "--set", "mu=1"], "unknown setting 'mu': write 'method.mu'"),
-        (["--method", "fedprox", "--set", "method.mu=much"], "method fedprox: mu:"),
-        (["--rounds", "0"], "rounds: input should be greater than or equal to 1, not 0"),
-        (["--lr", "nan"], "lr:"),
-        (["--alpha", "0"], "alpha"),
-        (["--clients", "5000", "--dataset", "digits"], "5000"),
-        (["--model", "resnet9"], "unknown model 'resnet9'"),
-        (["--rule", "principle"], "principal"),
-        (["--objective", "marglog"], "unknown objective 'marglog': did you mean 'marg-log'?"),
-        (["--dataset", "npz:/nowhere/x.npz"], "/nowhere/x.npz"),
-        (["--config", "/nowhere.toml"], "there is no file '/nowhere.toml'"),
-        (["--sample-rate", "0"], "sample_rate"),
-        (["--dtype", "float8"], "dtype"),
-    ],
-)
-def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, arguments, sentence):
-    assert sentence in refused("run", *arguments, "--out", str(tmp_path / "run"))
+def test_bad_input_ends_the_process_with_one_sentence_and_exit_code_2(tmp_path):
+    words = ["run", "--method", "fedpox", "--out", str(tmp_path / "run")]
+    assert "unknown method 'fedpox': did you mean 'fedprox'?" in refused(*words)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"images": np.full((20, 8, 8, 3), np.nan)}, "finite"),
-        ({"labels": np.arange(20) - 5}, "label"),
-        ({"images": np.zeros((7, 8, 8, 3), np.uint8)}, "7"),
-    ],
-)
-def test_bad_arrays_are_named(tmp_path, changes, sentence):
-    arrays = {"images": np.zeros((20, 8, 8, 3), np.uint8), "labels": np.arange(20) % 2} | changes
-    np.savez(tmp_path / "bad.npz", **arrays)
-    message = refused("run", "--dataset", f"npz:{tmp_path}/bad.npz", "--out", str(tmp_path / "run"))
-    assert sentence in message
-    assert "bad.npz" in message
 
 
 def test_a_corrupt_npz_is_named(tmp_path):

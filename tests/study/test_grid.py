@@ -15,7 +15,7 @@ FEDLD = str(Path(sys.executable).with_name("fedld"))
 def test_a_killed_study_leaves_no_process_behind_and_goes_on_at_once(tmp_path):
     out = tmp_path / "study"
     command = [FEDLD, "compare", "--dataset", "digits", "--methods", "fedavg,fedprox", "--seeds", "0"]
-    command += ["--clients", "3", "--rounds", "40", "--out", str(out)]
+    command += ["--clients", "3", "--rounds", "12", "--out", str(out)]
     study = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not list(out.glob("runs/*/rounds.jsonl")):
         assert study.poll() is None
