@@ -1,3 +1,4 @@
+import json
 import signal
 import subprocess
 import sys
@@ -6,6 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from heapq import heappop, heappush
 from pathlib import Path
 
+import pytest
+
+from fedld.cli import start
 from fedld.config.experiment import make_experiment
 from fedld.study.grid import Cell, Durations, _longest_first
 
@@ -26,6 +30,40 @@ def test_a_killed_study_leaves_no_process_behind_and_goes_on_at_once(tmp_path):
     done = subprocess.run([*command, "--resume"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(list(out.glob("runs/*/summary.json"))) == 2
+
+
+@pytest.mark.parametrize("jobs", [0, 2])
+def test_a_run_that_diverges_does_not_take_the_study_with_it(tmp_path, capsys, monkeypatch, jobs):
+    out = tmp_path / "study"
+    words = ["--dataset", "digits", "--clients", "3", "--rounds", "2", "--methods", "fedavg,fedprox,central"]
+    words += ["--set", "fedprox.lr=1e30", "--seeds", "0,1", "--jobs", str(jobs), "--out", str(out)]
+    for again in ([], ["--resume"]):  # the same once more: what failed is tried, and fails again
+        monkeypatch.setattr(sys, "argv", ["fedld", "compare", *words, *again])
+        with pytest.raises(SystemExit) as ended:
+            start()
+        assert ended.value.code == 3
+        said = capsys.readouterr()
+        assert "fedprox-seed0 failed: " in said.err
+        warning = "fedprox failed with seeds 0, 1, which the table is without: "
+        assert warning in " ".join(said.out.split())
+    table = json.loads((out / "table.json").read_text())
+    assert [(row["label"], row["seeds"]) for row in table["rows"]] == [
+        ("fedavg", [0, 1]),
+        ("central", [0, 1]),
+    ]
+    assert any(line.startswith(warning) and "finite" in line for line in table["warnings"])
+    assert warning in (out / "report.html").read_text()
+
+
+def test_a_study_whose_runs_all_fail_is_an_error(tmp_path, capsys, monkeypatch):
+    words = ["--dataset", "digits", "--clients", "3", "--rounds", "2", "--methods", "fedavg", "--lr", "1e30"]
+    monkeypatch.setattr(
+        sys, "argv", ["fedld", "compare", *words, "--seeds", "0", "--jobs", "0", "--out", str(tmp_path / "s")]
+    )
+    with pytest.raises(SystemExit) as ended:
+        start()
+    assert ended.value.code == 2
+    assert "finite" in capsys.readouterr().err.splitlines()[-1]
 
 
 def cells(seeds, **seconds):

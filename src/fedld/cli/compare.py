@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from fedld.study.comparison import Comparison
 
+FAILED_RUNS = 3
+"""Exit code: the study is done, but without runs that failed."""
 METHODS = "fedavg,fedprox,fedld,fedld-measured"
 WIDE = 160  # characters that the whole table needs
 NARROW = 4  # columns that a narrow one shows
@@ -67,6 +69,8 @@ def compare(
         for line in comparison.warnings:
             typer.echo(f"note: {line}")
         typer.echo(f"report: {out / 'report.html'}")
+    if comparison.failed:
+        raise typer.Exit(FAILED_RUNS)
 
 
 def parse_seeds(text: str) -> list[int]:

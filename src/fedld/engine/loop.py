@@ -138,6 +138,7 @@ class RoundLoop:
     def go(self) -> Summary:
         """Rounds until the last, or until a callback ends the run."""
         path, experiment, state = self.directory.path, self.setup.experiment, self.state
+        self.directory.fail(None)
         try:
             if state.round == 0 and experiment.train == "head":
                 standardise(self.exchange)
@@ -155,6 +156,9 @@ class RoundLoop:
         except OSError as error:
             kept = self.exchange.what_is_kept()
             raise FedLDError(f"cannot write to '{path}': {error.strerror}; {kept}") from None
+        except FedLDError as error:
+            self.directory.fail(str(error))
+            raise
         finally:
             self.exchange.backend.close()
             self.memory.release()

@@ -20,6 +20,7 @@ from fedld.records.schema import (
     CLIENTS,
     CONFLICT,
     CROSS_LOSS,
+    FAILED,
     ROUNDS,
     ClientLine,
     Config,
@@ -89,6 +90,12 @@ class Run:
     def predictions(self) -> Predictions | None:
         """Confusion and calibration of the final model, where they were written."""
         return cast(Predictions | None, read_object(self.path / "predictions.json"))
+
+    @cached_property
+    def failure(self) -> str | None:
+        """Why the run could not go on, if it could not."""
+        path = self.path / FAILED
+        return clean(path.read_text(errors="replace")) if path.is_file() and not self.finished else None
 
     def series(self, key: Measure) -> dict[int, float]:
         """A measure of every round; nan where it was not measured."""

@@ -353,4 +353,5 @@ ROUNDS = RecordFile("rounds.jsonl", RoundLine)
 CLIENTS = RecordFile("clients.jsonl", ClientLine, ("round", "index"), ("client",))
 CONFLICT = RecordFile("conflict.jsonl", ConflictLine)
 CROSS_LOSS = RecordFile("cross_loss.jsonl", CrossLine)
+FAILED = "failed.txt"
 FILES: tuple[RecordFile[Any], ...] = (ROUNDS, CLIENTS, CONFLICT, CROSS_LOSS)

@@ -8,6 +8,7 @@ conflict.jsonl     the rule's report, with the Gram matrix of at most 100 update
 cross_loss.jsonl   M[j, i] = L_j(w_i) and L_j(w) of the decomposed rounds
 federation.json    who held what when the run began, and a fingerprint of it
 failures.log       what clients and evaluations failed of, with tracebacks, if any did
+failed.txt         why the run could not go on, until it does
 summary.json       the result
 model.safetensors  the final global model
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any, TypedDict
 
 from fedld.errors import FedLDError
-from fedld.records.schema import FILES, Environment, L, RecordFile
+from fedld.records.schema import FAILED, FILES, Environment, L, RecordFile
 
 
 class Extent(TypedDict):
@@ -113,6 +114,14 @@ class RunDirectory:
         """Keep what went wrong in failures.log, tracebacks and all."""
         with (self.path / "failures.log").open("a", encoding="utf-8", errors="replace") as file:
             file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {where}\n{text.rstrip()}\n\n")
+
+    def fail(self, why: str | None) -> None:
+        """Leave the sentence of a failure for whoever reads the run; None: it goes on."""
+        path = self.path / FAILED
+        if why is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_atomically(path, why.encode())
 
     def extents(self) -> dict[str, Extent]:
         """Length and digest of every record file, synced: what a checkpoint vouches for."""

@@ -105,6 +105,7 @@ class Comparison:
     round: int
     standings: list[Standing]  # as they were named
     runs: tuple[Run, ...] = field(repr=False, default=())
+    failed: tuple[Run, ...] = field(repr=False, default=())  # they are in no number above
 
     @cached_property
     def measures(self) -> dict[str, Shown]:
@@ -252,14 +253,20 @@ def compare_runs(
     """Compare the methods of some runs on the same data; the baseline is FedAvg, else the first method."""
     further = further_measures(runs)
     check_primary(primary, further)
-    at, compared = _comparable(runs)
+    at, compared = _comparable([run for run in runs if not run.failure])
     names = [*MEASURES, *further]
     standings = [_standing(label, own, at, names) for label, own in by_label(compared).items()]
     known = [s.label for s in standings if primary in s.values] or [s.label for s in standings]
     if baseline not in known:
         baseline = "fedavg" if "fedavg" in known else next(iter(known), "")
     return Comparison(
-        title, baseline, primary, at, _tested(standings, baseline, primary), runs=tuple(compared)
+        title,
+        baseline,
+        primary,
+        at,
+        _tested(standings, baseline, primary),
+        runs=tuple(compared),
+        failed=tuple(run for run in runs if run.failure),
     )
 
 

@@ -29,6 +29,8 @@ class OtherSettings(FedLDError):  # noqa: N818 (reads as what is wrong)
     """A run that is to be continued was begun with other settings."""
 
 
+Outcome = Summary | str
+"""The result of a run, or why it failed."""
 STOPPED = "stopped; what is finished is kept: continue with the same command and --resume"
 
 
@@ -52,17 +54,38 @@ def run_cell(
     return loop.run(cell.experiment, cell.path, progress=progress, callbacks=callbacks)
 
 
-def run_grid(cells: Sequence[Cell], *, jobs: int | None, progress: Callable[[Event], None]) -> list[Summary]:
-    """Summaries of all cells, in order; finished ones are not run again.
+def run_grid(cells: Sequence[Cell], *, jobs: int | None, progress: Callable[[Event], None]) -> dict[str, str]:
+    """Run all cells that are not finished; gives the names of those that failed, and why.
 
-    Cells with values that cannot go to other processes are run here, one after the other.
+    A run that fails (it diverges, say) does not take the others with it; if all do, that is an error. Cells
+    with values that cannot go to other processes are run here, one after the other.
     """
+    outcomes = _run_all(cells, jobs, progress)
+    failed = {cell.path.name: why for cell, why in zip(cells, outcomes, strict=True) if isinstance(why, str)}
+    if failed and len(failed) == len(cells):
+        raise FedLDError(next(iter(failed.values())))
+    return failed
+
+
+def attempt(cell: Cell, progress: Callable[[Event], None]) -> Outcome:
+    """Run a cell; what it fails of is told and given."""
+    try:
+        return run_cell(cell, _teller(cell, progress))
+    except (OtherSettings, Interrupted):
+        raise
+    except FedLDError as error:
+        progress({"event": "failed", "run": cell.path.name, "why": str(error)})
+        return str(error)
+
+
+def _run_all(cells: Sequence[Cell], jobs: int | None, progress: Callable[[Event], None]) -> list[Outcome]:
+    """What became of every cell, in order."""
     if jobs != 0 and (why := _stays_here(cells, asked=jobs is not None)):
         warnings.warn(f"{why}: the runs stay in this process", stacklevel=2)
         jobs = 0
     if jobs == 0:
         try:
-            return [run_cell(cell, _teller(cell, progress)) for cell in cells]
+            return [attempt(cell, progress) for cell in cells]
         except Interrupted:
             raise Interrupted(STOPPED) from None
     context: Any = processes()
@@ -72,7 +95,7 @@ def run_grid(cells: Sequence[Cell], *, jobs: int | None, progress: Callable[[Eve
     listener.start()
     with one_thread(), ProcessPoolExecutor(jobs, context, _begin, (events,)) as pool:
         try:
-            summaries = _longest_first(cells, jobs, lambda cell: pool.submit(_work, cell))
+            outcomes = _longest_first(cells, jobs, lambda cell: pool.submit(_work, cell))
         except BrokenProcessPool:
             raise FedLDError("a run's process died; continue with the same command and --resume") from None
         except BaseException as error:
@@ -85,26 +108,27 @@ def run_grid(cells: Sequence[Cell], *, jobs: int | None, progress: Callable[[Eve
         finally:
             events.put(None)
     listener.join()
-    return summaries
+    return outcomes
 
 
 def _longest_first(
-    cells: Sequence[Cell], jobs: int, submit: Callable[[Cell], Future[Summary]]
-) -> list[Summary]:
+    cells: Sequence[Cell], jobs: int, submit: Callable[[Cell], Future[Outcome]]
+) -> list[Outcome]:
     """Keep `jobs` cells running, so that the last ones to end are short ones."""
-    summaries: dict[int, Summary] = {}
-    running: dict[Future[Summary], int] = {}
+    outcomes: dict[int, Outcome] = {}
+    running: dict[Future[Outcome], int] = {}
     durations = Durations()
-    while len(summaries) < len(cells):
-        for _ in range(min(jobs, len(cells) - len(summaries)) - len(running)):
-            waiting = set(range(len(cells))) - summaries.keys() - set(running.values())
+    while len(outcomes) < len(cells):
+        for _ in range(min(jobs, len(cells) - len(outcomes)) - len(running)):
+            waiting = set(range(len(cells))) - outcomes.keys() - set(running.values())
             chosen = durations.next_of({i: cells[i] for i in sorted(waiting)})
             running[submit(cells[chosen])] = chosen
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             index = running.pop(future)
-            summaries[index] = future.result()
-            durations.learn(cells[index], summaries[index])
-    return [summaries[i] for i in range(len(cells))]
+            outcomes[index] = found = future.result()
+            if not isinstance(found, str):
+                durations.learn(cells[index], found)
+    return [outcomes[i] for i in range(len(cells))]
 
 
 class Durations:
@@ -146,8 +170,8 @@ def _begin(events: Any) -> None:
     tune_process()
 
 
-def _work(cell: Cell) -> Summary:
-    return run_cell(cell, _teller(cell, _events.put))
+def _work(cell: Cell) -> Outcome:
+    return attempt(cell, _events.put)
 
 
 def _teller(cell: Cell, progress: Callable[[Event], None]) -> Callable[[Event], None]:

@@ -54,6 +54,8 @@ class RunBars:
         elif line["event"] == "note" and line["text"] not in self._notes:
             self._notes.add(line["text"])  # runs of a study have the same to say
             console.print(line["text"], soft_wrap=True)
+        elif line["event"] == "failed":
+            console.print(f"[bold red]{line['run']} failed: {escape(line['why'])}[/bold red]", soft_wrap=True)
         elif line["event"] == "canary":
             console.print(rehearsal(line))
         elif line["event"] == "refused":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from fedld.analysis.diagnosis.evidence import listing
 from fedld.analysis.participation import Participation
-from fedld.records.reader import clean
+from fedld.records.reader import by_label, clean
 from fedld.study.accounts import MEANING, Explanation
 from fedld.study.measures import client_accuracies
 
@@ -116,8 +116,18 @@ def _but(comparison: "Comparison", worse: dict[str, float]) -> str:
 
 
 def warnings(comparison: "Comparison") -> list[str]:
-    """Absences, classes that are never predicted, few seeds, a method that is another one."""
-    return [*_absent(comparison), *_never(comparison), *_seeds(comparison), *_same(comparison)]
+    """Failed runs, absences, classes that are never predicted, few seeds, a method that is another one."""
+    kinds = (_failed, _absent, _never, _seeds, _same)
+    return [line for kind in kinds for line in kind(comparison)]
+
+
+def _failed(comparison: "Comparison") -> list[str]:
+    """Runs that are missing from the table: of each method which seeds, and why the first."""
+    found = []
+    for label, runs in by_label(comparison.failed).items():
+        seeds = f"seed{'s' if len(runs) > 1 else ''} {listing([str(run.seed) for run in runs])}"
+        found.append(f"{label} failed with {seeds}, which the table is without: {runs[0].failure}")
+    return found
 
 
 def _absent(comparison: "Comparison") -> list[str]:

@@ -6,7 +6,7 @@ measured rule). Randomness does not depend on the rule, so all but `margin` aggr
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -161,8 +161,8 @@ def run_figure2(
 
     cells = open_study(plan.study, out, resume=resume)
     if plan.warm:
-        run_grid(plan.warm, jobs=jobs, progress=progress)
-    run_grid(cells, jobs=jobs, progress=progress)
+        _all_of(run_grid(plan.warm, jobs=jobs, progress=progress))
+    _all_of(run_grid(cells, jobs=jobs, progress=progress))
     shown = plan.study.cells[0][1].model_dump(mode="json", exclude_none=True)
     hidden = {"alpha", "seed", "objective", "rule", "weights", "workers"}
     settings = {key: value for key, value in shown.items() if key not in hidden}
@@ -180,3 +180,9 @@ def _point(cell: Cell) -> Point:
     if len(finite) < len(terms):
         raise FedLDError(f"'{cell.path}' diverged in its one round: take a smaller learning rate")
     return Point(cell.label.split("-")[0], cell.experiment.alpha, cell.experiment.seed, *finite)
+
+
+def _all_of(failed: Mapping[str, str]) -> None:
+    """The figure needs every run."""
+    for name, why in failed.items():
+        raise FedLDError(f"run {name} failed: {why}")
