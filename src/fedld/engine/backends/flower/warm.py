@@ -33,7 +33,8 @@ from fedld.engine.backends.processes import tune_process
 from fedld.errors import FedLDError
 from fedld.models import build
 
-PAUSE = 0.1
+SOON, LATER = 0.1, 0.5  # seconds between questions for work: after a task more is likely, else nobody waits
+LIVELY = 30.0  # seconds that a task is remembered
 ENTRY = {
     "clientapp": ("flwr.supernode.cli.flwr_clientapp", "fedld.engine.backends.flower.site"),
     "serverapp": ("flwr.superlink.cli.flwr_serverapp", "fedld.engine.backends.flower.server"),
@@ -90,6 +91,7 @@ class _Nursery:
     def _attend(self) -> int:
         """Fork for every task until the daemon ends; its exit code."""
         client: RuntimeHttpClient | None = None
+        last = time.monotonic()
         request = AcquireTaskRequest(supported_task_types=[self.kind])
         while True:
             ended, status = os.waitpid(self.process, os.WNOHANG)
@@ -107,8 +109,9 @@ class _Nursery:
             if token:
                 words = ["--runtime-api-address", str(self.door), "--token", token, "--insecure"]
                 self.tasks.add(self._fork(partial(self._task, words), signal.SIGKILL))
+                last = time.monotonic()
             else:
-                time.sleep(PAUSE)
+                time.sleep(SOON if time.monotonic() - last < LIVELY else LATER)
 
     def _task(self, words: list[str]) -> None:
         sys.argv[1:] = words
