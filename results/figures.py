@@ -30,7 +30,6 @@ COLOURS = {
     "central": "#999999",
 }
 NAMES = {"central": "pooled data"}
-DEPTH = 22  # points below the best that a panel shows
 APART = 0.055  # of the panel's height: the least distance of two names
 
 
@@ -40,6 +39,7 @@ class Panel:
 
     title: str
     folders: str
+    depth: float = 22  # points below the best that are shown
 
 
 FIGURES = {
@@ -48,7 +48,7 @@ FIGURES = {
         (
             Panel("chest X-rays, 12 sites", r"covid-head-lr([\d.]+)"),
             Panel("Retina, Dirichlet 0.1", r"retina-dirichlet0\.1-head-lr([\d.]+)"),
-            Panel("fundus, Dirichlet 0.5", r"fundus-dirichlet0\.5-head-lr([\d.]+)"),
+            Panel("fundus, Dirichlet 0.5", r"fundus-dirichlet0\.5-head-lr([\d.]+)", 6),
         ),
     ),
     "alpha": (
@@ -86,7 +86,7 @@ def draw(name: str, folder: Path = ROOT / "docs" / "figures") -> None:
             1, len(known), figsize=(4.6 * len(known), 3.9), layout="constrained", squeeze=False
         )
         for ax, (panel, lines) in zip(axes[0], known, strict=True):
-            _panel(ax, panel.title, lines, falling=name == "alpha")
+            _panel(ax, panel, lines, falling=name == "alpha")
             ax.set_xlabel(axis)
         axes[0][0].set_ylabel("accuracy of the global model, %")
         for suffix, options in ((".png", {"dpi": 200}), (".svg", {"metadata": {"Date": None}})):
@@ -94,7 +94,7 @@ def draw(name: str, folder: Path = ROOT / "docs" / "figures") -> None:
         plt.close(figure)
 
 
-def _panel(ax: Axes, title: str, lines: Lines, falling: bool) -> None:
+def _panel(ax: Axes, panel: Panel, lines: Lines, falling: bool) -> None:
     drawn = {}
     for label, by_value in lines.items():
         means, low, high = np.array([_interval(seeds) for seeds in by_value.values()]).T
@@ -103,14 +103,14 @@ def _panel(ax: Axes, title: str, lines: Lines, falling: bool) -> None:
         ax.fill_between(xs, low, high, color=COLOURS[label], alpha=0.15, linewidth=0)
         drawn[label] = means
     shown = np.concatenate(list(drawn.values()))
-    ax.set_ylim(max(shown.min(), shown.max() - DEPTH) - 0.8, shown.max() + 0.8)
+    ax.set_ylim(max(shown.min(), shown.max() - panel.depth) - 0.8, shown.max() + 0.8)
     ax.set_xscale("log")
     ticks = sorted({x for by_value in lines.values() for x in by_value})
     ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
     if falling:
         ax.invert_xaxis()
     ax.minorticks_off()
-    ax.set_title(title, fontsize=10)
+    ax.set_title(panel.title, fontsize=10)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", alpha=0.25)
     _name(ax, {label: means[0 if falling else -1] for label, means in drawn.items()})
