@@ -157,5 +157,6 @@ def secure(tmp_path_factory, digits):
     for site in SITES:
         made.register(site)
         made.start_site(site)
+    made.wait(lambda: all((made.folder / "state" / site).is_dir() for site in SITES), 120)  # they have begun
     yield made
     made.close()
