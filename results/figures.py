@@ -54,7 +54,7 @@ FIGURES = {
     "alpha": (
         "Dirichlet alpha (heterogeneity grows to the right)",
         (
-            Panel("fundus, learning rate 0.01", r"fundus-dirichlet([\d.]+)-head-lr0\.01"),
+            Panel("fundus, learning rate 0.01", r"fundus-dirichlet([\d.]+)-head-lr0\.01", 6),
             Panel("Retina, learning rate 0.01", r"retina-dirichlet([\d.]+)-head-lr0\.01"),
         ),
     ),
@@ -109,6 +109,7 @@ def _panel(ax: Axes, panel: Panel, lines: Lines, falling: bool) -> None:
     ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
     if falling:
         ax.invert_xaxis()
+    ax.tick_params(axis="x", labelsize=7)
     ax.minorticks_off()
     ax.set_title(panel.title, fontsize=10)
     ax.spines[["top", "right"]].set_visible(False)
