@@ -10,9 +10,7 @@ import torch
 
 from fedld.aggregation.sources import Source
 
-BLOCK = (
-    8 << 20
-)  # bytes of all clients that one thread works on at once: milliseconds, beside which a call is nothing
+BLOCK = 8 << 20  # bytes of all clients that one thread works on at once: calls cost little beside it
 PIECE = 2 << 20  # bytes of one product, at most
 COLUMNS = 16384  # of one product, at most: float32 sums of more would lose digits
 SUM = 1 << 19  # columns of one sum over clients, at most: a huge page of the aggregate
@@ -36,11 +34,6 @@ class ColumnBlock:
     group: int
     start: int
     ranges: tuple[Range, ...]
-
-    @property
-    def columns(self) -> int:
-        """Number of columns."""
-        return sum(part.stop - part.start for part in self.ranges)
 
 
 def piece_columns(clients: int, block: int = COLUMNS) -> int:
