@@ -129,6 +129,7 @@ def test_a_liar_moves_the_mean_but_not_the_median():
         ({"rules": "median"}, "no rule of the Gram matrix"),
         ({"rules": "meen"}, "did you mean 'mean'"),
         ({"samples": 0}, "samples = 0"),
+        ({"unseen": 0.6}, "unseen = 0.6"),
         ({"vote": "majority"}, "vote = 'majority'"),
     ],
 )

@@ -89,6 +89,9 @@ class Measured(Rule):
     rules    directions: rules of the Gram matrix, by name
     lengths  factors on each direction; the average at length 1 is always a candidate
     samples  images per client, drawn anew in every round
+    unseen   largest share of a client's images that sits a round's training out. Half of those it measures
+             did: there a step looks worse than it is (the model learned them before, any step forgets), on
+             the others better (it was trained on them). With 0 all are images of its training
     margin   stay with the average unless the gain exceeds so many standard errors of the paired difference
     vote     `mean`: smallest sum of p_j L_j; `median`: smallest median over clients of L_j - L_j(average),
              which no minority of clients can move far
@@ -98,16 +101,26 @@ class Measured(Rule):
     rules: str = "consensus"
     lengths: str = "0.5,1,2,4"
     samples: int = 64
+    unseen: float = 0.2
     margin: float = 0.0
     vote: str = "mean"
     quorum: float = 0.5
 
     def __post_init__(self) -> None:
         check_number(self, "samples", 1, whole=True)
+        check_number(self, "unseen", 0, 0.5)
         check_number(self, "margin", 0)
         check_number(self, "quorum", 0, 1)
         check_choice(self, "vote", ("mean", "median"))
         self.pairs()
+
+    def sits_out(self, images: int) -> float:
+        """The share of so many images that sits a round out: half of those that are measured.
+
+        >>> Measured().sits_out(640), Measured().sits_out(50)
+        (0.05, 0.2)
+        """
+        return min(self.unseen, self.samples / 2 / images)
 
     def bases(self) -> list[GramRule]:
         """The directions' rules; the average is the first."""

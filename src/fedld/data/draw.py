@@ -41,6 +41,8 @@ def _whole_patients(
     for label in np.unique(own):
         left = round(fraction * sizes[own == label].sum())
         for patient in rng.permutation(np.flatnonzero(own == label)):
+            if not left:
+                break
             if sizes[patient] <= left:
                 taken[number == patient] = True
                 left -= sizes[patient]

@@ -15,6 +15,7 @@ from fedld.aggregation.measured import LARGEST_LOSS
 from fedld.analysis.metrics import accuracy
 from fedld.analysis.sites import SiteResult, site_result
 from fedld.config.resolve import make_training
+from fedld.engine.draws import Draws
 from fedld.engine.jobs import (
     CandidateJob,
     Incoming,
@@ -41,7 +42,6 @@ from fedld.local import FeatureSamples, LocalClient, Samples, embedding
 from fedld.models import Model, as_model
 from fedld.models.standardise import standardised
 from fedld.records.schema import Which
-from fedld.seeds import numpy_generator
 
 EVAL_BATCH = embedding.BATCH
 
@@ -49,8 +49,9 @@ EVAL_BATCH = embedding.BATCH
 class Worker:
     """Runs jobs one after the other on one model."""
 
-    def __init__(self, setup: Setup, memory: SharedMemory) -> None:
+    def __init__(self, setup: Setup, memory: SharedMemory, draws: Draws | None = None) -> None:
         self.setup, self.memory = setup, memory
+        self.draws = draws or Draws(setup, setup.experiment.seed)
         self.training = make_training(setup.experiment)
         self.store = StateStore(setup.states)
         trunk, model = divided(setup.experiment, setup.method, setup.federation)
@@ -97,15 +98,17 @@ class Worker:
         """The client of a job, its incoming model loaded."""
         state, message = self._load(job.incoming)
         setup, name = self.setup, job.incoming.client
+        samples, lessons = self._samples(name), self.draws.lessons(name, job.round)
         return LocalClient(
             name,
             job.round,
             self.flat,
-            self._samples(name),
+            samples,
             make_training(setup.experiment, job.round),
             setup.experiment.seed,
             message,
             state,
+            None if len(lessons) == len(samples) else self._at(lessons),
         )
 
     @run.register
@@ -132,20 +135,20 @@ class Worker:
             self.setup.layout.apply(vector, self.memory.updates[job.slot].to(vector.device))
         if job.validation:
             rows = (self.setup.federation.client(client).validation for client in job.clients)
-            return [self.measure(self._test_samples(positions)) for positions in rows]
+            return [self.measure(self._at(positions)) for positions in rows]
         limit = self.setup.experiment.decompose_samples
         return [self.measure(self._samples(client, limit)) for client in job.clients]
 
     @run.register
     def _test(self, job: TestJob) -> None:
         self.flat.load(self.memory.weights)
-        samples = self._test_samples(self.setup.federation.test[job.start : job.stop])
+        samples = self._at(self.setup.federation.test[job.start : job.stop])
         self.memory.logits[job.start : job.stop] = self.logits(samples)
 
     @run.register
     def _personal(self, job: PersonalJob) -> Personal:
         self._load_personal(job.incoming)
-        samples = self._test_samples(self.setup.federation.test)
+        samples = self._at(self.setup.federation.test)
         return self._measured(job, self.logits(samples), samples.labels)
 
     @torch.inference_mode()
@@ -156,7 +159,7 @@ class Worker:
         for job in jobs:
             self._load(job.incoming)
             heads.append(layout.private_part(vector))
-        samples = self._test_samples(self.setup.federation.test)
+        samples = self._at(self.setup.federation.test)
         logits = torch.empty(len(jobs), len(samples), len(self.setup.federation.classes))
         model.eval()
         for start in range(0, len(samples), EVAL_BATCH):
@@ -190,7 +193,7 @@ class Worker:
         """The model in the network on a client's own test set; the last class is the positive one."""
         f = self.setup.federation
         rows = f.client(client).test
-        logits, labels = self.logits(self._test_samples(rows)), np.array(f.labels[rows])
+        logits, labels = self.logits(self._at(rows)), np.array(f.labels[rows])
         patients, last = f.patients, len(f.classes) - 1
         return site_result(
             torch.softmax(logits.double(), 1).numpy(),
@@ -209,16 +212,10 @@ class Worker:
 
     @run.register
     def _candidates(self, job: CandidateJob) -> Vote:
-        """Losses of the candidates, all on the same images: the *differences* decide.
-
-        On images that the client has set aside, if there are any: a step that only fits the images that it
-        trained on then gains nothing.
-        """
+        """Losses of the candidates, all on the same images: the *differences* decide."""
         self._load(job.incoming)
         layout, vector = self.setup.layout, self.flat.vector
-        client = self.setup.federation.client(job.incoming.client)
-        unseen = client.validation if len(client.validation) else client.train
-        samples = self._drawn(client.name, unseen, job.samples, "candidates", job.round)
+        samples = self._at(self.draws.candidates(job.incoming.client, job.round, job.samples))
         start = layout.shared_parameters(vector).clone()
         basis = self.memory.basis.to(vector.device)
         layout.shared_buffers(vector).copy_(layout.shared_buffers(basis[-1]))
@@ -282,17 +279,10 @@ class Worker:
         """A client's training samples, or a fixed random part of at most `limit` of them."""
         positions = self.setup.federation.client(client).train
         if limit is not None:
-            return self._drawn(client, positions, limit, "decompose")
-        return self._test_samples(positions)
+            positions = self.draws.part(client, positions, limit, "decompose")
+        return self._at(positions)
 
-    def _drawn(self, client: str, positions: NDArray[np.int64], limit: int, *purpose: str | int) -> Samples:
-        """At most `limit` of some of a client's samples, drawn for a purpose."""
-        if limit < len(positions):
-            generator = numpy_generator(self.setup.experiment.seed, *purpose, client)
-            positions = np.sort(generator.choice(positions, limit, replace=False))
-        return self._test_samples(positions)
-
-    def _test_samples(self, positions: NDArray[np.int64]) -> Samples:
+    def _at(self, positions: NDArray[np.int64]) -> Samples:
         f = self.setup.federation
         if self.features is not None:
             return FeatureSamples(self.features, f.labels, positions, self.setup.experiment.device)

@@ -63,7 +63,10 @@ class Reply:
 
 @dataclass
 class LocalClient:
-    """One client in one round: its model (already the incoming one), samples, state, the server's message."""
+    """One client in one round: its model (already the incoming one), samples, state, the server's message.
+
+    `lessons` are the samples that it trains on, where others sit the round out.
+    """
 
     name: str
     round: int
@@ -73,6 +76,7 @@ class LocalClient:
     seed: int
     message: Tree = field(default_factory=dict)
     state: Tree = field(default_factory=dict)
+    lessons: Samples | None = None
     steps: int = 0
     rate_sum: float = 0.0
     loss_sum: float = 0.0
@@ -183,7 +187,7 @@ class LocalClient:
     def _epochs(self, epochs: Iterable[int]) -> Iterator[Batch]:
         for _ in epochs:
             order = torch_generator(self.seed, "order", self.round, self.name, self.steps)
-            yield from self.samples.shuffled(self.training.batch_size, order)
+            yield from (self.lessons or self.samples).shuffled(self.training.batch_size, order)
 
     def reply(
         self, *, message: Tree | None = None, state: Tree | None = None, statistics: bool = True

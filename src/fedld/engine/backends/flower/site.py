@@ -18,11 +18,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedld import __version__
@@ -30,6 +28,7 @@ from fedld.aggregation import Vote
 from fedld.config.experiment import SETTINGS, Experiment, make_experiment
 from fedld.config.resolve import make_method
 from fedld.data import Client, Federation
+from fedld.data.draw import Positions
 from fedld.data.table import Table
 from fedld.engine.backends.flower.federation import (
     FileFacts,
@@ -51,6 +50,7 @@ from fedld.engine.backends.flower.wire import (
     unpack,
 )
 from fedld.engine.backends.processes import tune_process
+from fedld.engine.draws import Draws
 from fedld.engine.jobs import (
     ClientJob,
     ClientResult,
@@ -76,10 +76,9 @@ from fedld.engine.states import StateStore
 from fedld.engine.worker import Worker
 from fedld.errors import FedLDError
 from fedld.layout import Layout, Tree
-from fedld.local import Samples
 from fedld.records.ledger import Ledger
 from fedld.records.writer import write_atomically
-from fedld.seeds import derive, numpy_generator
+from fedld.seeds import derive
 
 TRAVELS = {name for name, setting in SETTINGS.items() if setting.travels}
 """What a server may set at a site: nothing that names a file, and no device."""
@@ -226,7 +225,7 @@ class Site:
         )
         for key, part in models.items():
             layout.set_shared(memory.updates[int(key)], part)
-        worker = SiteWorker(self.setup, memory, self.limits, self.seed)
+        worker = Worker(self.setup, memory, SiteDraws(self.setup, self.seed, self.limits))
         worker.common = tree(content, "common")
         results: list[JobResult] = []
         trees: dict[str, Tree] = {}
@@ -275,22 +274,24 @@ class Site:
         raise TypeError(result)
 
 
-class SiteWorker(Worker):
-    """The engine's worker, but which part of its images a site measures is drawn by itself.
+class SiteDraws(Draws):
+    """Which part of its images a site measures is drawn by itself.
 
     A server that chose the parts could tell single images' losses from sums over many of them.
     """
 
-    def __init__(self, setup: Setup, memory: SharedMemory, limits: Limits, seed: int) -> None:
-        self.limits, self.seed = limits, seed
-        super().__init__(setup, memory)
+    def __init__(self, setup: Setup, seed: int, limits: Limits) -> None:
+        super().__init__(setup, seed)
+        self.limits = limits
 
-    def _drawn(self, client: str, positions: NDArray[np.int64], limit: int, *purpose: str | int) -> Samples:
+    def part(self, client: str, positions: Positions, limit: int, *purpose: str | int) -> Positions:
+        """As many as the site's limits allow; parts are not nested."""
         part = self.limits.part(limit, len(positions))
-        if part is not None:
-            generator = numpy_generator(self.seed, *purpose, client, part)  # parts are not nested
-            positions = np.sort(generator.choice(positions, part, replace=False))
-        return self._test_samples(positions)
+        return positions if part is None else super().part(client, positions, part, *purpose, part)
+
+    def enough(self, out: int, left: int) -> bool:
+        """A site with few images trains on all of them."""
+        return min(2 * out, left) >= self.limits.min_images and super().enough(out, left)
 
 
 def _own_seed(folder: Path) -> int:
