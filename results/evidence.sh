@@ -46,18 +46,18 @@ fundus() {
         --methods fedavg,fedprox,fedld,consensus
 }
 
-# The best rate of a method on a fifth of the clients' training images
-rate() { # name, method, rates, options
-    name=$1 method=$2 rates=$3; shift 3
-    fedld tune --method $method --grid lr=$rates --minutes 60 --resume --out "$OUT/tune/$name-$method" "$@" >&2
-    sed -n 's/^lr = //p' "$OUT/tune/$name-$method/tuned.toml"
+# The best value of a setting on a fifth of the clients' training images
+best() { # name, method, setting, values, options
+    name=$1 method=$2 key=$3 values=$4; shift 4
+    fedld tune --method $method --grid $key=$values --minutes 60 --resume --out "$OUT/tune/$name" "$@" >&2
+    sed -n "s/^$key = //p" "$OUT/tune/$name/tuned.toml"
 }
 
 # Table 1 again, every method at its own rate; then ten seeds of the rules
 tuned() {
     own=""
     for method in $(echo $ALL | tr , ' '); do
-        own="$own --set $method.lr=$(rate fundus $method 0.01,0.05,0.2 --preset retina-split3-small $PAPER --image-size 24 --rounds 15 \
+        own="$own --set $method.lr=$(best fundus-$method $method lr 0.01,0.05,0.2 --preset retina-split3-small $PAPER --image-size 24 --rounds 15 \
             --dataset "npz:$DATA/fundus_multisite96/fundus_multisite96.npz")"
     done
     study fundus-table1-tuned table1 $FUNDUS --splits retina-split3 --methods $ALL $own
@@ -98,14 +98,18 @@ federation() { # a name; gives its file, how it is dealt, the paper's lambda, fi
 }
 heads() { # federation, name of the study, methods, options
     federation $1; study=$1-$2 methods=$3; shift 3
-    for own in fedld fedld-consensus fedld-measured fedld-drift; do set -- "$@" --set "$own.objective=$margin"; done
+    for own in fedld fedld-consensus fedld-measured fedld-drift; do
+        margins="${margins:-} --set $own.objective=$margin"
+    done
     fedld compare $HEAD --weights "$WEIGHTS" --dataset "$file" $deal --methods $methods --resume --out "$OUT/$study" \
-        ${JOBS:+--jobs $JOBS} "$@"
+        ${JOBS:+--jobs $JOBS} $margins "$@"
+    margins=""
 }
-own_rate() { # federation, method: its best of five rates; where patients are known, those of validation images are in no training set
-    federation $1; on=$1 method=$2; set --
-    case $method in fedld*) set -- --set "objective=$margin" ;; esac
-    rate $on-head $method $(echo $rates | tr ' ' ,) $HEAD --weights "$WEIGHTS" --dataset "$file" $deal \
+tune_head() { # federation, method, setting, values, options; patients of validation images, where known, are in no training set
+    on=$1 method=$2 key=$3 values=$4; shift 4
+    federation $on
+    case $method in fedld*) set -- --set "objective=$margin" "$@" ;; esac
+    best $on-head-$method${TUNES:-} $method $key $(echo $values | tr ' ' ,) $HEAD --weights "$WEIGHTS" --dataset "$file" $deal \
         --train head --rounds 20 --workers 0 --seeds $tuning "$@"
 }
 
@@ -120,13 +124,6 @@ sensitivity_rate() {
         done
     done
 }
-# The measured rule on images that clients set aside. 3 minutes a rate
-aside() {
-    for rate in 0.003 0.01 0.03; do
-        heads retina-dirichlet0.1 head-aside-lr$rate fedavg,scaffold,measured,fedld-measured,fedld-drift,central \
-            --train head --rounds 20 --lr $rate --seeds $SEEDS --validation 0.2
-    done
-}
 # Accuracy against heterogeneity, at one rate. 13 minutes each
 sensitivity_alpha() {
     for on in ${ON:-fundus retina}; do
@@ -135,15 +132,27 @@ sensitivity_alpha() {
         done
     done
 }
-# Every method at its own rate. COVID-FL 25 minutes (115 runs to tune, 150 for the table), the others 13 each
+# Every method at its own rate, and at that rate its own lambda or mu. COVID-FL 30 minutes, the others 15 each
 tuned_heads() {
     for on in ${ON:-$DIFFERENT retina-split3 fundus-source}; do
         federation $on
         set -- $rates
         chosen=""
         for method in $(echo $MAIN | tr , ' '); do
-            own=$(own_rate $on $method)
+            own=$(tune_head $on $method lr "$rates")
             chosen="$chosen --set $method.lr=$own"
+            case $method in
+            fedld*)
+                lam=$(TUNES=-lam tune_head $on $method lam "0.003 0.01 0.03 0.1" --lr $own)
+                chosen="$chosen --set $method.objective={name=\"marg-log\",lam=$lam}"
+                [ $lam = $lambda ] || continue
+                ;;
+            fedprox | moon)
+                mu=$(TUNES=-mu tune_head $on $method mu "0.001 0.01 0.1 1" --lr $own)
+                chosen="$chosen --set $method.mu=$mu"
+                continue
+                ;;
+            esac
             take $on-head-lr$own $on-head-tuned $method
             [ $own != $3 ] || take $on-head-shared $on-head-tuned $method
         done
@@ -206,7 +215,7 @@ collect() {
     done
 }
 
-[ $# -gt 0 ] || set -- sensitivity_rate aside shared_heads tuned_heads figure2_heads tables_heads sensitivity_alpha last4 collect
+[ $# -gt 0 ] || set -- sensitivity_rate shared_heads tuned_heads figure2_heads tables_heads sensitivity_alpha last4 collect
 for part in "$@"; do
     start=$(date +%s)
     $part

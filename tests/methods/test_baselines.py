@@ -56,6 +56,7 @@ def test_fedexp_extrapolates_where_clients_pull_apart(softmax_regression):
         assert federation.method.extrapolation(replies, mean) == pytest.approx(eta)
         server, combined = federation.method.server_update(federation.server, replies)
         torch.testing.assert_close(combined.update, eta * mean)
+        assert combined.report.norm_ratio == pytest.approx(eta)
         torch.testing.assert_close(server.extra["iterate"], federation.server.extra["iterate"] + eta * mean)
 
 

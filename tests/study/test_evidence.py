@@ -18,7 +18,7 @@ printf '\\n' >> "$COMMANDS"
 if [ "$1" = tune ]; then
     while [ "$1" != --out ]; do shift; done
     mkdir -p "$2"
-    echo "lr = 0.03" > "$2/tuned.toml"
+    printf 'lr = 0.03\nlam = 0.1\nmu = 0.1\n' > "$2/tuned.toml"
 fi
 """
 HEADS = {
@@ -27,7 +27,7 @@ HEADS = {
     "shared_heads": "retina-split3",
     "last4": "covid",
 }
-HEADS |= {"sensitivity_alpha": "fundus", "figure2_heads": "retina", "tables_heads": "fundus", "aside": ""}
+HEADS |= {"sensitivity_alpha": "fundus", "figure2_heads": "retina", "tables_heads": "fundus"}
 PARTS = HEADS | dict.fromkeys(("rules", "fundus", "tuned", "covid", "retina_published"), "")
 
 
@@ -67,13 +67,21 @@ def test_every_command_is_understood(part, tmp_path):
     assert (tmp_path / "out" / "minutes.txt").read_text().startswith(part)
 
 
-def test_each_method_is_compared_at_the_rate_that_was_found_for_it(tmp_path):
+def test_each_method_is_compared_at_the_numbers_that_were_found_for_it(tmp_path):
     *tuning, study = commands("tuned_heads", tmp_path)
     options = parse(study)
-    methods = options["methods"].split(",")
-    assert [words[words.index("--method") + 1] for words in tuning] == methods
-    assert {f"{name}.lr=0.03" for name in methods} <= set(options["set_"])
-    assert len({words[words.index("--grid") + 1] for words in tuning}) == 1, "the same budget for all"
+    methods, own = options["methods"].split(","), dict(word.split("=", 1) for word in options["set_"])
+    searches = {}
+    for words in tuning:
+        key, values = words[words.index("--grid") + 1].split("=")
+        searches.setdefault(key, {})[words[words.index("--method") + 1]] = values
+        assert key == "lr" or parse(words)["lr"] == 0.03, "at the rate that was found"
+    assert list(searches["lr"]) == methods
+    assert all(len(set(found.values())) == 1 for found in searches.values()), "the same values for all"
+    assert {own[f"{name}.lr"] for name in methods} == {"0.03"}
+    assert set(searches["lam"]) == {name for name in methods if name.startswith("fedld")}
+    assert {own[f"{name}.objective"] for name in searches["lam"]} == {'{name="marg-log",lam=0.1}'}
+    assert {own[f"{name}.mu"] for name in searches["mu"]} == {"0.1"}
 
 
 def test_without_a_word_all_parts_with_the_pretrained_trunk_are_made():

@@ -3,7 +3,9 @@ import json
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
+from typer.testing import CliRunner
 
+from fedld.cli import app
 from fedld.config.resolve import make_method
 from fedld.errors import FedLDError
 from fedld.study.comparison import compare_runs
@@ -66,6 +68,26 @@ def test_the_table_says_why(tmp_path):
     assert fedld["shift"] == pytest.approx(np.mean(terms))
     assert fedld["local"] + fedld["shift"] + fedld["aggregation"] == pytest.approx(fedld["total"])
     assert f"| fedld | {fedld['step']:.2f} |" in (tmp_path / "table.md").read_text()
+
+
+def test_a_table_without_runs_that_failed_says_so_by_its_exit_code(tmp_path):
+    words = [
+        "reproduce",
+        "table1",
+        "--dataset",
+        "digits",
+        "--model",
+        "cnn",
+        "--image-size",
+        "8",
+        "--rounds",
+        "1",
+    ]
+    words += ["--methods", "fedavg,fedprox", "--splits", "retina-split1", "--seeds", "0", "--jobs", "0"]
+    done = CliRunner().invoke(app, [*words, "--set", "fedprox.lr=1e30", "--out", str(tmp_path / "table")])
+    assert done.exit_code == 3, done.output
+    assert "fedprox failed" in done.output
+    assert (tmp_path / "table" / "table.md").exists()
 
 
 def test_table2_switches_one_part_at_a_time(tmp_path):

@@ -1,7 +1,7 @@
 """`aggregate`: updates in, one update and a report out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,10 @@ class Aggregate:
     def location(self, values: torch.Tensor) -> torch.Tensor:
         """(m, b) numbers that the same clients sent beside their updates, as one row: see `location_of`."""
         return location_of(self.rule, values, torch.tensor(self.report.weights, dtype=torch.float64))
+
+    def scaled(self, factor: float) -> "Aggregate":
+        """A step that is `factor` times as long, and says so."""
+        return replace(self, update=factor * self.update, diagnostics=self.report.scaled(factor))
 
     @property
     def report(self) -> Report:

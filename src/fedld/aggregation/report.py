@@ -1,7 +1,7 @@
 """What an aggregation did, in plain numbers that all follow from the Gram matrices, without another pass."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,11 @@ class Report:
     gram: list[list[float]]  # whole model
     trial: Trial | None = None  # what the clients measured, under the rule `measured`
     sketch: SketchError | None = None  # None: the Gram matrices are exact
+
+    def scaled(self, factor: float) -> "Report":
+        """The report on an aggregate `factor` times as long (positive: angles stay)."""
+        longer = {group: [factor * c for c in row] for group, row in self.coefficients.items()}
+        return replace(self, coefficients=longer, norm_ratio=factor * self.norm_ratio)
 
     def to_json(self) -> dict[str, Any]:
         """The same as a plain dictionary."""

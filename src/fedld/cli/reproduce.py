@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fedld.cli.compare import Primary, parse_seeds
+from fedld.cli.compare import FAILED_RUNS, Primary, parse_seeds
 from fedld.cli.settings import with_settings
 from fedld.records.writer import dump
 
@@ -91,6 +91,8 @@ def _table_command(table: str, text: str, rows: str) -> None:
         typer.echo(
             dump(result.to_json()) if json else f"{result.to_markdown()}\nreport: {where / 'report.html'}"
         )
+        if any(column.comparison.failed for column in result.columns):
+            raise typer.Exit(FAILED_RUNS)
 
 
 _table_command("table1", "Methods on the Retina splits and COVID-FL.", "all of Table 1 and ours")

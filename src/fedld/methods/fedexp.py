@@ -35,7 +35,7 @@ class FedExP(Method):
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
         """A step of length eta from the last iterate; the global model lies half way."""
         combined = self.aggregate(replies)
-        longer = replace(combined, update=self.extrapolation(replies, combined.update) * combined.update)
+        longer = combined.scaled(self.extrapolation(replies, combined.update))
         last, d = server.extra["iterate"], replies.layout.shared
         iterate = self.step(replace(server, weights=last), replies, longer.update).weights
         weights = iterate.clone()

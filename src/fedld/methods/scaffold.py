@@ -55,7 +55,7 @@ class Scaffold(Method):
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
         """Step of length eta along the aggregate; c moves by the changes of this round's clients."""
-        combined = self.aggregate(replies)
+        combined = self.aggregate(replies).scaled(self.eta)
         c = server.extra["c"] + server.extra["p"][replies.rows] @ replies.stack("change")
         server = replace(server, extra={**server.extra, "c": c})
-        return self.step(server, replies, self.eta * combined.update), combined
+        return self.step(server, replies, combined.update), combined
