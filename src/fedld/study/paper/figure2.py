@@ -132,7 +132,7 @@ def plan(
         "plain": {},
         "margin": {"objective": margin},
         "principal": {"rule": rule},
-        "measured": {"rule": "measured"},
+        "measured": {"rule": {"name": "measured", "unseen": 0.0}},  # nobody sits out: the same local models
     }
     warm = []
     if warm_rounds:
