@@ -81,6 +81,7 @@ def never(row: Row, key: str) -> str:
 
 COLUMNS: dict[str, tuple[str, Callable[[Row, str], str]]] = {
     "lr": ("rate", lambda row, key: row.get(key) or "-"),
+    "own": ("lambda, mu", lambda row, key: row.get(key) or "-"),
     "final": ("final, %", spread()),
     "difference": ("difference to {baseline} [95 %]", difference),
     "p_value": ("p (Holm)", p_value),
@@ -117,7 +118,10 @@ def rows_of(name: str) -> tuple[list[Row], str]:
         (found,) = parts
     causes = {cause["label"]: cause for cause in found["causes"]}
     rows = [
-        {"lr": rate_of(command, row["label"])} | causes.get(row["label"], {}) | row for row in found["rows"]
+        {"lr": rate_of(command, row["label"]), "own": number_of(command, row["label"])}
+        | causes.get(row["label"], {})
+        | row
+        for row in found["rows"]
     ]
     return with_gaps(rows), NAMES.get(found["baseline"], found["baseline"])
 
@@ -130,6 +134,17 @@ def rate_of(command: str, label: str) -> str | None:
     """
     found = re.search(rf"--set {re.escape(label)}\.lr=(\S+)", command) or re.search(r"--lr (\S+)", command)
     return found[1] if found else None
+
+
+def number_of(command: str, label: str) -> str | None:
+    """A row's own lambda or mu; of several the last counts.
+
+    >>> number_of("fedld compare --set fedprox.mu=0.01 --set fedprox.mu=0.1", "fedprox")
+    '0.1'
+    """
+    own = re.escape(label)
+    found = re.findall(rf"--set '?{own}\.(?:mu=|objective=\S*lam=)([\d.e-]+)", command)
+    return found[-1] if found else None
 
 
 def with_gaps(rows: list[Row]) -> list[Row]:

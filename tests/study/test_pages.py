@@ -105,6 +105,16 @@ def test_the_rate_of_a_row_is_its_own_or_that_of_all(tables):
     assert tables.rate_of("fedld compare", "fedavg") is None
 
 
+def test_a_rows_own_lambda_or_mu(tables):
+    margin = "--set 'fedld.objective={{name=\"marg-log\",lam={}}}'"
+    command = f"fedld compare {margin.format(0.03)} --set fedprox.mu=0.1 {margin.format(0.1)}"
+    assert [tables.number_of(command, label) for label in ("fedavg", "fedprox", "fedld")] == [
+        None,
+        "0.1",
+        "0.1",
+    ]
+
+
 def test_one_column_of_several_tables(tables):
     head, _, first, *_ = tables.across("final low=covid-head-lr0.01 high=covid-head-lr0.1").splitlines()
     assert head == "|  | low | high |"
