@@ -25,7 +25,7 @@ FULL_PARTS = {
 TINY_PARTS = {
     "aggregation": [["aggregation.py", "--busy", "--repeats", "1", "--clients", "2", "--parts", "speed"]],
     "engine": [["engine.py", "cross"]],
-    "scale": [["scale.py", "--tiny", "many", "everyone", "personal", "straggler"]],
+    "scale": [["scale.py", "--tiny", "many", "everyone", "personal", "candidates", "straggler"]],
 }
 
 

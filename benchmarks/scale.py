@@ -1,10 +1,11 @@
 """Large federations, personalised models, studies, busy machines, as ratios within one run.
 
-    python benchmarks/scale.py [many|everyone|personal|study|straggler] [--tiny]
+    python benchmarks/scale.py [many|everyone|personal|candidates|study|straggler] [--tiny]
 
 many       10,000 clients, 50 per round, against 100 clients on the same images: memory, start, rounds
 everyone   1,000 clients of 50 images, all in every round: memory
 personal   rounds of FedPAC, FedRoD and FedBN on 12 sites against FedAvg's
+candidates the share of a round in which clients measure candidate steps (rule measured), on 5 sites
 study      4 methods and 5 seeds in runs of ten seconds: the share of the cores' time that no run used
 straggler  rounds while one worker shares its core with another program, against quiet ones
 """
@@ -126,6 +127,22 @@ def personal(folder):
         print(f"{name} / fedavg, 12 sites: {spread(values)}" + " (wanted 1.4)" * (name == "fedpac"))
 
 
+def candidates(folder):
+    """Seconds of measuring in those of the rounds: 64 images a client, five candidates."""
+    each = 20 if TINY else 400
+    path = write_images(folder / "sites.npz", 5 * each, 5 * each, sites=5)
+    for model in ("cnn", "resnet8"):
+        shares = []
+        for repeat in range(REPEATS):
+            out = folder / f"candidates-{model}-{repeat}"
+            steady(out, path, {"method": "fedld-measured", "model": model})
+            lines = rounds_of(out)
+            shares.append(
+                sum(line["measuring_seconds"] for line in lines) / sum(line["seconds"] for line in lines)
+            )
+        print(f"share of a round spent on measuring, {model}: {spread(shares)} (wanted 0.15)")
+
+
 def steady(out, path, settings):
     """Mean seconds of a round in the middle of a run."""
     common = {"dataset": f"npz:{path}", "partition": "site", "rounds": 7}
@@ -213,7 +230,14 @@ def shared_rounds(out, path, cores, by_pace):
     return statistics.median(span for span, _ in spans), 1 - used / (2 * whole)
 
 
-PARTS = {"many": many, "everyone": everyone, "personal": personal, "study": study, "straggler": straggler}
+PARTS = {
+    "many": many,
+    "everyone": everyone,
+    "personal": personal,
+    "candidates": candidates,
+    "study": study,
+    "straggler": straggler,
+}
 
 if __name__ == "__main__":
     for name in [word for word in sys.argv[1:] if word != "--tiny"] or PARTS:
