@@ -14,6 +14,7 @@ from fedld.engine.backends.flower import site as site_module
 from fedld.engine.backends.flower.limits import Limits
 from fedld.engine.backends.flower.wire import Answer, Description, Question, pack, unpack
 from fedld.engine.network import divided, make_layout
+from fedld.engine.setup import prepare
 from fedld.errors import FedLDError
 
 CLASSES = list("0123456789")
@@ -91,6 +92,27 @@ def test_a_site_draws_what_it_measures(ask):
     aside = [LOSS | {"validation": True}]
     first, second = (ask(f"validation = 0.3\nseed = {seed}", aside).results for seed in (1, 2))
     assert first[0] == second[0]
+
+
+def test_who_sits_a_round_out_is_drawn_by_the_site(ask, digits, tmp_path):
+    """By its own number and not by the server's seed; nobody does where too few would be measured."""
+
+    def out(seed, own, **limits):
+        settings = {
+            "dataset": f"npz:{digits}/all.npz",
+            "partition": "site",
+            "method": "measured",
+            "seed": seed,
+        }
+        setup, _ = prepare(make_experiment(settings), tmp_path)
+        drawn = site_module.SiteDraws(setup, own, Limits(**limits))
+        everything = setup.federation.client("alpha").train
+        return sorted(set(everything) - set(drawn.lessons("alpha", 1)))
+
+    assert out(seed=1, own=7) == out(seed=2, own=7) != out(seed=1, own=8)
+    assert len(out(seed=1, own=7)) == pytest.approx(32, abs=5)
+    assert out(seed=1, own=7, min_images=80) == []
+    assert ask('method = "measured"', [CANDIDATES | {"samples": 64}]).results[0]["count"] >= 50
 
 
 @pytest.mark.parametrize(
