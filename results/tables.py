@@ -21,6 +21,10 @@ written the same way:
 
     <!-- value covid-table1 fedavg final -->62.70 ± 0.96<!-- /value -->
 
+So is a number's range over several tables, the smallest and the largest mean:
+
+    <!-- span fedavg final covid-head-lr0.01 covid-head-lr0.1 -->77.0 to 79.5<!-- /span -->
+
 `python results/tables.py --check` (and a test) says which page is not up to date.
 """
 
@@ -36,6 +40,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 TABLE = re.compile(r"(<!-- results ([^>]*?) -->\n\n).*?(\n\n<!-- /results -->)", re.DOTALL)
 ACROSS = re.compile(r"(<!-- across ([^>]*?) -->\n\n).*?(\n\n<!-- /across -->)", re.DOTALL)
+SPAN = re.compile(r"(<!-- span (\S+) (\S+) ([^>]*?) -->).*?(<!-- /span -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value (\S+) (\S+) (\S+) -->).*?(<!-- /value -->)", re.DOTALL)
 
 Row = dict[str, Any]
@@ -215,17 +220,32 @@ def markdown(head: list[str], body: dict[str, list[str]]) -> str:
 
 def value(name: str, label: str, column: str) -> str:
     """One number of a table."""
+    return cell(row_of(name, label), column)
+
+
+def row_of(name: str, label: str) -> Row:
+    """One row of a table."""
     rows, _ = rows_of(name)
     found = [row for row in rows if row["label"] == label]
     if not found:
         raise SystemExit(f"results/{name} has no row '{label}'")
-    return cell(found[0], column)
+    return found[0]
+
+
+def span(label: str, column: str, names: str) -> str:
+    """The smallest and the largest mean of a row's number over several tables."""
+    known(column)
+    found = [row_of(name, label)[column] for name in names.split()]
+    means = sorted(fmean(one) if isinstance(one, list) else one for one in found)
+    form = "+.1f" if column == "difference" else ".1f"
+    return f"{means[0]:{form}} to {means[-1]:{form}}"
 
 
 def current(page: str) -> str:
     """A page with all its tables and numbers as the files have them."""
     page = TABLE.sub(lambda m: f"{m[1]}{table(m[2])}{m[3]}", page)
     page = ACROSS.sub(lambda m: f"{m[1]}{across(m[2])}{m[3]}", page)
+    page = SPAN.sub(lambda m: f"{m[1]}{span(m[2], m[3], m[4])}{m[5]}", page)
     return VALUE.sub(lambda m: f"{m[1]}{value(m[2], m[3], m[4])}{m[5]}", page)
 
 

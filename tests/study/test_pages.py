@@ -105,6 +105,15 @@ def test_the_rate_of_a_row_is_its_own_or_that_of_all(tables):
     assert tables.rate_of("fedld compare", "fedavg") is None
 
 
+def test_a_number_s_range_over_several_tables(tables):
+    names = [f"covid-head-lr{rate}" for rate in ("0.003", "0.01", "0.1")]
+    means = [float(tables.value(name, "fedavg", "final").split()[0]) for name in names]
+    low, high = map(float, tables.span("fedavg", "final", " ".join(names)).split(" to "))
+    assert (low, high) == pytest.approx((min(means), max(means)), abs=0.051)
+    page = f"<!-- span fedavg final {' '.join(names)} -->old<!-- /span -->"
+    assert tables.current(page) == page.replace("old", f"{low} to {high}")
+
+
 def test_a_rows_own_lambda_or_mu(tables):
     margin = "--set 'fedld.objective={{name=\"marg-log\",lam={}}}'"
     command = f"fedld compare {margin.format(0.03)} --set fedprox.mu=0.1 {margin.format(0.1)}"
