@@ -40,7 +40,8 @@ def finished(secure, digits):
     """
     for site in secure.sites:
         file = secure.folder / "state" / site / "seed"
-        file.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file.touch(mode=0o600)
         file.write_text(str(COMMON["seed"]))
 
     def one(name):

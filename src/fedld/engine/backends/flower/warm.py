@@ -74,14 +74,20 @@ class _Nursery:
             while True:
                 self.process = self._fork(lambda: self.daemon(self.door), signal.SIGTERM)
                 code = self._attend()
+                self._end_tasks()
                 if self.stopping:
                     return 0
                 if not again(code):
                     return code
         finally:
-            for child in self.tasks:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
+            self._end_tasks()
+
+    def _end_tasks(self) -> None:
+        """A daemon's tasks end with it: to the next one they are strangers, and would say so at length."""
+        for child in self.tasks:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        self.tasks = set()
 
     def _stop(self, number: int, _: FrameType | None) -> None:
         self.stopping = True
