@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import shutil
+import subprocess
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,6 +28,7 @@ from fedld.data import load
 from fedld.engine import loop
 from fedld.engine.backends.flower import backend as backend_module
 from fedld.engine.backends.flower import site as site_module
+from fedld.engine.backends.flower import warm
 from fedld.engine.backends.flower.grid import BoundedGrid, unfolded_size
 from fedld.engine.backends.flower.server import FlowerEngine
 from fedld.engine.backends.flower.simulation import export, virtual_sites
@@ -705,3 +708,22 @@ def test_the_server_knows_how_many_labels_sites_have_and_makes_up_none(grid, dig
             own = np.bincount(file["labels"][file["split"] == "train"], minlength=10)
         assert client["labels"] == own.tolist()
         assert client["train"] == own.sum()
+
+
+def test_tasks_end_with_the_daemon_that_asked_for_them(monkeypatch, tmp_path):
+    """The next daemon does not know their tokens."""
+    working, held = subprocess.Popen(["sleep", "60"]), []
+
+    def attend(nursery):
+        held.append(set(nursery.tasks))
+        nursery.tasks |= {working.pid} if len(held) == 1 else set()
+        return 1
+
+    monkeypatch.setattr(warm._Nursery, "_attend", attend)
+    monkeypatch.setattr(warm._Nursery, "_fork", lambda *_: 0)
+    monkeypatch.setattr(warm.signal, "signal", lambda *_: None)
+    nursery = warm._Nursery("flwr-clientapp", lambda: None, lambda _: None, tmp_path / "door")
+    assert nursery.run(lambda _: len(held) < 2) == 1
+    assert held == [set(), set()]
+    with pytest.raises(ProcessLookupError):
+        os.kill(working.pid, 0)
