@@ -25,6 +25,13 @@ So is a number's range over several tables, the smallest and the largest mean:
 
     <!-- span fedavg final covid-head-lr0.01 covid-head-lr0.1 -->77.0 to 79.5<!-- /span -->
 
+And a term of a Figure 2, the mean over seeds at one alpha or its range over all of them: of an arm, of one
+arm minus another, or of one beside another, in per cent:
+
+    <!-- point figure2-fundus-head plain shift 0.01 -->0.466<!-- /point -->
+    <!-- point figure2-fundus-head margin-plain shift all -->-0.018 to -0.000<!-- /point -->
+    <!-- point figure2-fundus-head margin/plain shift 0.01 -->-4 %<!-- /point -->
+
 `python results/tables.py --check` (and a test) says which page is not up to date.
 """
 
@@ -41,6 +48,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 TABLE = re.compile(r"(<!-- results ([^>]*?) -->\n\n).*?(\n\n<!-- /results -->)", re.DOTALL)
 ACROSS = re.compile(r"(<!-- across ([^>]*?) -->\n\n).*?(\n\n<!-- /across -->)", re.DOTALL)
 SPAN = re.compile(r"(<!-- span (\S+) (\S+) ([^>]*?) -->).*?(<!-- /span -->)", re.DOTALL)
+POINT = re.compile(r"(<!-- point (\S+) (\S+) (\S+) (\S+) -->).*?(<!-- /point -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value (\S+) (\S+) (\S+) -->).*?(<!-- /value -->)", re.DOTALL)
 
 Row = dict[str, Any]
@@ -241,11 +249,35 @@ def span(label: str, column: str, names: str) -> str:
     return f"{means[0]:{form}} to {means[-1]:{form}}"
 
 
+def point(folder: str, arms: str, term: str, alpha: str) -> str:
+    """A term of a Figure 2, or how two arms differ in it, at one alpha or over all."""
+    points = json.loads((ROOT / "results" / folder / "figure2.json").read_text())["points"]
+    first, sign, second = re.split(r"([-/])", arms) if re.search(r"[-/]", arms) else (arms, "", "")
+
+    def mean(arm: str, at: float) -> float:
+        found = [one[term] for one in points if one["arm"] == arm and one["alpha"] == at]
+        if not found:
+            raise SystemExit(f"results/{folder} has no '{arm}' at alpha {at}")
+        return fmean(found)
+
+    def text(at: float) -> str:
+        if not sign:
+            return f"{mean(first, at):.3f}"
+        change = mean(first, at) - mean(second, at)
+        return f"{change:+.3f}" if sign == "-" else f"{change / mean(second, at):+.0%}".replace("%", " %")
+
+    if alpha != "all":
+        return text(float(alpha))
+    found = sorted({text(one["alpha"]) for one in points}, key=lambda one: float(one.split()[0]))
+    return f"{found[0]} to {found[-1]}"
+
+
 def current(page: str) -> str:
     """A page with all its tables and numbers as the files have them."""
     page = TABLE.sub(lambda m: f"{m[1]}{table(m[2])}{m[3]}", page)
     page = ACROSS.sub(lambda m: f"{m[1]}{across(m[2])}{m[3]}", page)
     page = SPAN.sub(lambda m: f"{m[1]}{span(m[2], m[3], m[4])}{m[5]}", page)
+    page = POINT.sub(lambda m: f"{m[1]}{point(m[2], m[3], m[4], m[5])}{m[6]}", page)
     return VALUE.sub(lambda m: f"{m[1]}{value(m[2], m[3], m[4])}{m[5]}", page)
 
 

@@ -114,6 +114,28 @@ def test_a_number_s_range_over_several_tables(tables):
     assert tables.current(page) == page.replace("old", f"{low} to {high}")
 
 
+def test_a_term_of_figure_2(tables):
+    points = json.loads((ROOT / "results/figure2-fundus-head/figure2.json").read_text())["points"]
+
+    def mean(arm, alpha):
+        found = [one["shift"] for one in points if (one["arm"], one["alpha"]) == (arm, alpha)]
+        assert len(found) == 10
+        return sum(found) / 10
+
+    def told(arms, alpha):
+        return tables.point("figure2-fundus-head", arms, "shift", alpha)
+
+    plain, margin = mean("plain", 0.01), mean("margin", 0.01)
+    assert told("plain", "0.01") == f"{plain:.3f}"
+    assert told("margin-plain", "0.01") == f"{margin - plain:+.3f}"
+    assert told("margin/plain", "0.01") == f"{100 * (margin / plain - 1):+.0f} %"
+    assert told("plain", "all") == f"{mean('plain', 100):.3f} to {plain:.3f}"
+    page = "<!-- point figure2-fundus-head plain shift 0.01 -->old<!-- /point -->"
+    assert tables.current(page) == page.replace("old", f"{plain:.3f}")
+    with pytest.raises(SystemExit, match="has no 'nobody' at alpha"):
+        told("nobody", "0.01")
+
+
 def test_a_rows_own_lambda_or_mu(tables):
     margin = "--set 'fedld.objective={{name=\"marg-log\",lam={}}}'"
     command = f"fedld compare {margin.format(0.03)} --set fedprox.mu=0.1 {margin.format(0.1)}"

@@ -99,6 +99,15 @@ def test_table2_switches_one_part_at_a_time(tmp_path):
     assert [e.alpha for e in (study.cells[0][1] for study in planned.studies.values())] == [100.0, 1.0, 0.5]
 
 
+def test_table2_also_by_site_for_who_asks(tmp_path):
+    planned = plan("table2", TINY, [0], splits=["covid-fl"], command="c")
+    methods = [make_method(experiment) for _, experiment in planned.studies["covid-fl"].cells]
+    assert [getattr(m.objective, "lam", 0) for m in methods] == [0, 0, 0.01, 0.01]
+    assert run(planned, tmp_path).columns[0].paper == {}
+    with pytest.raises(FedLDError, match="unknown split 'covid-fl' of table3"):
+        plan("table3", TINY, [0], splits=["covid-fl"])
+
+
 def test_table3_samples_a_tenth_of_fifty_clients(tmp_path):
     planned = plan("table3", TINY, [0], arms=["fedavg", "fedld"], command="c")
     result = run(planned, tmp_path)
