@@ -90,7 +90,10 @@ TERMS="--decompose 20 --decompose-samples 100"
 
 federation() { # a name; gives its file, how it is dealt, the paper's lambda, five learning rates, the middle one and the seeds they are tuned with
     rates="0.001 0.003 0.01 0.03 0.1" middle=0.01 lambda=0.03 tuning=0,1
-    case $1 in covid*) file=covidfl96 rates="0.003 0.01 0.03 0.1 0.3" middle=0.03 lambda=0.01 tuning=0 ;; esac
+    case $1 in
+    covid*) file=covidfl96 rates="0.003 0.01 0.03 0.1 0.3" middle=0.03 lambda=0.01 tuning=0 ;;
+    retina-split1) lambda=0.1 ;;
+    esac
     case $1 in
     covid) deal="--partition site" ;;
     covid-dirichlet*) deal="--partition dirichlet --clients 5 --alpha ${1#*dirichlet}" ;;
