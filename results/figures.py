@@ -1,7 +1,8 @@
-"""Sensitivity figures of the documentation, drawn from the tables in results/.
+"""Figures of the documentation, drawn from the tables in results/.
 
-`python results/figures.py` writes docs/figures/sensitivity-rate and sensitivity-alpha (.png and .svg): mean
-accuracy over seeds with its 95 % t interval, against the learning rate or Dirichlet's alpha.
+`python results/figures.py` writes to docs/figures (.png and .svg) sensitivity-rate and sensitivity-alpha, the
+mean accuracy over seeds with its 95 % t interval against the learning rate or Dirichlet's alpha, and
+loss-terms, what the global loss of the last round consists of (Eq. 2).
 """
 
 import json
@@ -18,6 +19,7 @@ from fedld.analysis import paired_difference
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
 COLOURS = {
@@ -60,6 +62,11 @@ FIGURES = {
     ),
 }
 
+TERMS = {
+    "Retina, published list 3": "retina-split3-head-shared",
+}
+"""Panels of the loss terms and their studies."""
+
 Lines = dict[str, dict[float, list[float]]]
 """Method, value on the axis: final accuracy of every seed."""
 
@@ -89,9 +96,47 @@ def draw(name: str, folder: Path = ROOT / "docs" / "figures") -> None:
             _panel(ax, panel, lines, falling=name == "alpha")
             ax.set_xlabel(axis)
         axes[0][0].set_ylabel("accuracy of the global model, %")
-        for suffix, options in ((".png", {"dpi": 200}), (".svg", {"metadata": {"Date": None}})):
-            figure.savefig(folder / f"sensitivity-{name}{suffix}", **options)
-        plt.close(figure)
+        _save(figure, folder / f"sensitivity-{name}")
+
+
+def draw_terms(folder: Path = ROOT / "docs" / "figures", results: Path = ROOT / "results") -> None:
+    """Write the figure of the loss terms: local and shift loss add up, aggregation takes back or adds."""
+    with plt.rc_context({"svg.hashsalt": "fedld", "font.size": 9}):
+        figure, axes = plt.subplots(
+            1, len(TERMS), figsize=(4.6 * len(TERMS), 2.9), layout="constrained", squeeze=False
+        )
+        for ax, (title, study) in zip(axes[0], TERMS.items(), strict=True):
+            causes = json.loads((results / study / "table.json").read_text())["causes"]
+            _terms(ax, {cause["label"]: cause for cause in causes})
+            ax.set_title(title, fontsize=10)
+        total, *terms = axes[0][0].get_legend_handles_labels()[0]
+        figure.legend(handles=[*terms, total], loc="outside lower center", ncols=4, frameon=False)
+        _save(figure, folder / "loss-terms")
+
+
+def _terms(ax: Axes, causes: Mapping[str, Mapping[str, float]]) -> None:
+    drawn = [label for label in COLOURS if label in causes]
+    local, shift, aggregation, total = (
+        np.array([causes[label][term] for label in drawn])
+        for term in ("local", "shift", "aggregation", "total")
+    )
+    places = np.arange(len(drawn))
+    ax.barh(places, local, 0.62, color="#b8c4d6", label="local")
+    ax.barh(places, shift, 0.62, left=local, color="#e08a2e", label="+ distribution shift")
+    taken = {"hatch": "////", "edgecolor": "#333333", "fill": False, "linewidth": 0.6}
+    ax.barh(places, aggregation, 0.3, left=local + shift, label="+ aggregation (taken back)", **taken)
+    ax.plot(total, places, "|", color="#111111", ms=15, mew=2.2, label="= global loss")
+    ax.set_yticks(places, [NAMES.get(label, label) for label in drawn])
+    ax.invert_yaxis()
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(axis="x", alpha=0.25)
+    ax.set_xlabel("training loss, last round")
+
+
+def _save(figure: Figure, path: Path) -> None:
+    for suffix, options in ((".png", {"dpi": 200}), (".svg", {"metadata": {"Date": None}})):
+        figure.savefig(path.with_suffix(suffix), **options)
+    plt.close(figure)
 
 
 def _panel(ax: Axes, panel: Panel, lines: Lines, falling: bool) -> None:
@@ -159,3 +204,4 @@ def spread(places: Mapping[str, float], apart: float) -> dict[str, float]:
 if __name__ == "__main__":
     for figure_name in FIGURES:
         draw(figure_name)
+    draw_terms()

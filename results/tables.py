@@ -21,9 +21,18 @@ written the same way:
 
     <!-- value covid-table1 fedavg final -->62.70 ± 0.96<!-- /value -->
 
-So is a number's range over several tables, the smallest and the largest mean:
+So is a number's range over several tables, the smallest and the largest mean; folders may be a pattern:
 
-    <!-- span fedavg final covid-head-lr0.01 covid-head-lr0.1 -->77.0 to 79.5<!-- /span -->
+    <!-- span fedavg final covid-head-lr* -->73.2 to 79.5<!-- /span -->
+
+And how every method stands over several tables: in how many it is surely ahead of the baseline, or behind
+(p below 0.05 after correction), and its differences:
+
+    <!-- standing *-head-tuned -->
+
+    (the table)
+
+    <!-- /standing -->
 
 And a term of a Figure 2, the mean over seeds at one alpha or its range over all of them: of an arm, of one
 arm minus another, or of one beside another, in per cent:
@@ -48,6 +57,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 TABLE = re.compile(r"(<!-- results ([^>]*?) -->\n\n).*?(\n\n<!-- /results -->)", re.DOTALL)
 ACROSS = re.compile(r"(<!-- across ([^>]*?) -->\n\n).*?(\n\n<!-- /across -->)", re.DOTALL)
 SPAN = re.compile(r"(<!-- span (\S+) (\S+) ([^>]*?) -->).*?(<!-- /span -->)", re.DOTALL)
+STANDING = re.compile(r"(<!-- standing ([^>]*?) -->\n\n).*?(\n\n<!-- /standing -->)", re.DOTALL)
 POINT = re.compile(r"(<!-- point (\S+) (\S+) (\S+) (\S+) -->).*?(<!-- /point -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value (\S+) (\S+) (\S+) -->).*?(<!-- /value -->)", re.DOTALL)
 
@@ -115,6 +125,14 @@ COLUMNS: dict[str, tuple[str, Callable[[Row, str], str]]] = {
     "never_predicted": ("never predicted", never),
     "megabytes": ("MB", number(".1f")),
     "seconds": ("s", number(".0f")),
+}
+SPANS = {
+    "difference": "+.1f",
+    "auroc": ".3f",
+    "local": ".2f",
+    "shift": "+.2f",
+    "aggregation": "+.2f",
+    "gap": ".0%",
 }
 NAMES = {"fedavg": "FedAvg", "none": "FedAvg"}
 
@@ -243,10 +261,36 @@ def row_of(name: str, label: str) -> Row:
 def span(label: str, column: str, names: str) -> str:
     """The smallest and the largest mean of a row's number over several tables."""
     known(column)
-    found = [row_of(name, label)[column] for name in names.split()]
+    found = [row_of(name, label)[column] for name in folders(names)]
     means = sorted(fmean(one) if isinstance(one, list) else one for one in found)
-    form = "+.1f" if column == "difference" else ".1f"
+    form = SPANS.get(column, ".1f")
     return f"{means[0]:{form}} to {means[-1]:{form}}"
+
+
+def folders(words: str) -> list[str]:
+    """Names of tables, patterns among them written out."""
+    found = []
+    for word in words.split():
+        paths = sorted((ROOT / "results").glob(f"{word.partition('#')[0]}/table.json"))
+        if not paths:
+            raise SystemExit(f"no table in results/{word}")
+        found += [path.parent.name for path in paths] if "*" in word or "[" in word else [word]
+    return found
+
+
+def standing(words: str) -> str:
+    """How often each method is surely ahead of the baseline and behind it, and by how much."""
+    found = [{row["label"]: row for row in rows_of(name)[0]} for name in folders(words)]
+    body = {}
+    for label in dict.fromkeys(label for rows in found for label in rows):
+        rows = [rows[label] for rows in found if label in rows and rows[label]["difference"] is not None]
+        if rows:
+            sure = [row["difference"] for row in rows if row["p_value"] is not None and row["p_value"] < 0.05]
+            ahead, behind = sum(d > 0 for d in sure), sum(d < 0 for d in sure)
+            differences = [row["difference"] for row in rows]
+            body[label] = [str(n) for n in (ahead, len(rows) - ahead - behind, behind)]
+            body[label] += [f"{of(differences):+.2f}" for of in (fmean, min, max)]
+    return markdown(["surely ahead", "not told apart", "surely behind", "mean", "worst", "best"], body)
 
 
 def point(folder: str, arms: str, term: str, alpha: str) -> str:
@@ -277,6 +321,7 @@ def current(page: str) -> str:
     page = TABLE.sub(lambda m: f"{m[1]}{table(m[2])}{m[3]}", page)
     page = ACROSS.sub(lambda m: f"{m[1]}{across(m[2])}{m[3]}", page)
     page = SPAN.sub(lambda m: f"{m[1]}{span(m[2], m[3], m[4])}{m[5]}", page)
+    page = STANDING.sub(lambda m: f"{m[1]}{standing(m[2])}{m[3]}", page)
     page = POINT.sub(lambda m: f"{m[1]}{point(m[2], m[3], m[4], m[5])}{m[6]}", page)
     return VALUE.sub(lambda m: f"{m[1]}{value(m[2], m[3], m[4])}{m[5]}", page)
 

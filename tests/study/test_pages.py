@@ -90,6 +90,25 @@ def test_the_sensitivity_figure_reads_the_tables(figures, tmp_path):
     assert (tmp_path / "sensitivity-rate.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_figure_of_the_loss_terms_reads_the_tables(figures, tmp_path, monkeypatch):
+    (tmp_path / "one").mkdir()
+    terms = {"local": 0.25, "shift": 0.5, "aggregation": -0.125, "total": 0.625}
+    causes = [{"label": "fedavg", **terms}, {"label": "local", "local": 0.1}]
+    (tmp_path / "one/table.json").write_text(json.dumps({"causes": causes}))
+    seen = []
+    monkeypatch.setattr(figures, "TERMS", {"first": "one", "second": "one"})
+    monkeypatch.setattr(figures, "_save", lambda figure, path: seen.append((figure, path.name)))
+    figures.draw_terms(tmp_path, tmp_path)
+    ((figure, name),) = seen
+    ax = figure.axes[0]
+    bars = [(bar.get_x(), bar.get_width()) for bar in ax.patches]
+    assert bars == [(0, 0.25), (0.25, 0.5), (0.75, -0.125)]
+    assert list(ax.lines[0].get_xdata()) == [0.625]
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["fedavg"]
+    assert [text.get_text() for text in figure.legends[0].texts][-1] == "= global loss"
+    assert name == "loss-terms"
+
+
 def test_names_of_lines_do_not_lie_on_each_other(figures):
     places = list(figures.spread({"a": 0.98, "b": 0.99, "c": 0.99, "d": -2.0}, 0.05).values())
     assert places == sorted(places)
@@ -112,6 +131,26 @@ def test_a_number_s_range_over_several_tables(tables):
     assert (low, high) == pytest.approx((min(means), max(means)), abs=0.051)
     page = f"<!-- span fedavg final {' '.join(names)} -->old<!-- /span -->"
     assert tables.current(page) == page.replace("old", f"{low} to {high}")
+
+
+def test_tables_may_be_a_pattern(tables):
+    names = [f"covid-head-lr{rate}" for rate in ("0.003", "0.01", "0.03", "0.1")]
+    assert tables.folders("covid-head-lr0.[01]*") == names
+    assert tables.folders("covid-table1 retina-head-table2#retina-split1")[1:] == [
+        "retina-head-table2#retina-split1"
+    ]
+    with pytest.raises(SystemExit, match="no table in results/nothing-\\*"):
+        tables.folders("nothing-*")
+
+
+def test_how_methods_stand_over_several_tables(tables):
+    names = [f"covid-head-lr{rate}" for rate in ("0.003", "0.1")]
+    rows = [tables.row_of(name, "measured") for name in names]
+    assert [row["p_value"] < 0.05 for row in rows] == [True, False]
+    first, second = (row["difference"] for row in rows)
+    cells = ["`measured`", "1", "1", "0", f"{(first + second) / 2:+.2f}", f"{second:+.2f}", f"{first:+.2f}"]
+    assert f"| {' | '.join(cells)} |" in tables.standing(" ".join(names)).splitlines()
+    assert "`fedavg`" not in tables.standing(" ".join(names)), "the baseline has no difference to itself"
 
 
 def test_a_term_of_figure_2(tables):
