@@ -26,9 +26,9 @@ So is a number's range over several tables, the smallest and the largest mean; f
     <!-- span fedavg final covid-head-lr* -->73.2 to 79.5<!-- /span -->
 
 And how every method stands over several tables: in how many it is surely ahead of the baseline, or behind
-(p below 0.05 after correction), and its differences:
+(p below 0.05 after correction), and its differences, in points of accuracy or of the AUROC:
 
-    <!-- standing *-head-tuned -->
+    <!-- standing accuracy *-head-tuned -->
 
     (the table)
 
@@ -51,6 +51,8 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
+
+from fedld.analysis.statistics import holm, paired_difference
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -90,6 +92,11 @@ def difference(row: Row, _: str) -> str:
     return f"{row['difference']:+.2f}" + (f" [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else "")
 
 
+def difference_in_auroc(row: Row, _: str) -> str:
+    """The same in points of the AUROC, which no threshold and no share of the classes moves."""
+    return difference(row["in_auroc"], "") if row.get("in_auroc") else ""
+
+
 def p_value(row: Row, key: str) -> str:
     """A probability; small ones are not rounded to nothing."""
     p = row.get(key)
@@ -114,6 +121,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Row, str], str]]] = {
     "personal": ("personalised", spread()),
     "balanced_accuracy": ("balanced, %", spread()),
     "auroc": ("AUROC", spread(4)),
+    "auroc_difference": ("AUROC, points to {baseline} [95 %]", difference_in_auroc),
     "worst_client": ("worst client, %", spread()),
     "loss": ("loss", spread(3)),
     "step": ("step / average's", number(".2f")),
@@ -154,7 +162,8 @@ def rows_of(name: str) -> tuple[list[Row], str]:
         | row
         for row in found["rows"]
     ]
-    return with_gaps(rows), NAMES.get(found["baseline"], found["baseline"])
+    rows = with_auroc(with_gaps(rows), found["baseline"])
+    return rows, NAMES.get(found["baseline"], found["baseline"])
 
 
 def rate_of(command: str, label: str) -> str | None:
@@ -190,6 +199,19 @@ def with_gaps(rows: list[Row]) -> list[Row]:
         row if row["difference"] is None else row | {"gap": row["difference"] / pooled["difference"]}
         for row in rows
     ]
+
+
+def with_auroc(rows: list[Row], baseline: str) -> list[Row]:
+    """Rows with their paired difference in the AUROC, p corrected within the table as for the accuracy."""
+    of = next((row.get("auroc") for row in rows if row["label"] == baseline), None)
+    other = [row for row in rows if of and row.get("auroc") and row["label"] != baseline]
+    tests = [paired_difference([100 * x for x in row["auroc"]], [100 * x for x in of]) for row in other]
+    adjusted = holm([test.p_value for test in tests])
+    found = {
+        row["label"]: {"difference": test.mean, "interval": test.interval, "p_value": p}
+        for row, test, p in zip(other, tests, adjusted, strict=True)
+    }
+    return [row | {"in_auroc": found.get(row["label"])} for row in rows]
 
 
 def known(column: str) -> tuple[str, Callable[[Row, str], str]]:
@@ -280,16 +302,22 @@ def folders(words: str) -> list[str]:
 
 def standing(words: str) -> str:
     """How often each method is surely ahead of the baseline and behind it, and by how much."""
-    found = [{row["label"]: row for row in rows_of(name)[0]} for name in folders(words)]
+    measure, _, names = words.partition(" ")
+    if measure not in ("accuracy", "auroc"):
+        raise SystemExit(f"a standing is in accuracy or auroc, not '{measure}'")
+    found: dict[str, list[Row]] = {}
+    for name in folders(names):
+        for row in rows_of(name)[0]:
+            one = row if measure == "accuracy" else row["in_auroc"]
+            if one and one["difference"] is not None:
+                found.setdefault(row["label"], []).append(one)
     body = {}
-    for label in dict.fromkeys(label for rows in found for label in rows):
-        rows = [rows[label] for rows in found if label in rows and rows[label]["difference"] is not None]
-        if rows:
-            sure = [row["difference"] for row in rows if row["p_value"] is not None and row["p_value"] < 0.05]
-            ahead, behind = sum(d > 0 for d in sure), sum(d < 0 for d in sure)
-            differences = [row["difference"] for row in rows]
-            body[label] = [str(n) for n in (ahead, len(rows) - ahead - behind, behind)]
-            body[label] += [f"{of(differences):+.2f}" for of in (fmean, min, max)]
+    for label, rows in found.items():
+        sure = [row["difference"] for row in rows if row["p_value"] is not None and row["p_value"] < 0.05]
+        ahead, behind = sum(d > 0 for d in sure), sum(d < 0 for d in sure)
+        differences = [row["difference"] for row in rows]
+        body[label] = [str(n) for n in (ahead, len(rows) - ahead - behind, behind)]
+        body[label] += [f"{of(differences):+.2f}" for of in (fmean, min, max)]
     return markdown(["surely ahead", "not told apart", "surely behind", "mean", "worst", "best"], body)
 
 

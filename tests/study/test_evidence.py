@@ -27,7 +27,12 @@ HEADS = {
     "shared_heads": "retina-split3",
     "last4": "covid",
 }
-HEADS |= {"sensitivity_alpha": "fundus", "figure2_heads": "retina", "tables_heads": "fundus"}
+HEADS |= {
+    "sensitivity_alpha": "fundus",
+    "figure2_heads": "retina",
+    "table2_heads": "covid",
+    "table3_heads": "retina",
+}
 PARTS = HEADS | dict.fromkeys(("rules", "fundus", "tuned", "covid", "retina_published"), "")
 
 

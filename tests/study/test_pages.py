@@ -149,8 +149,23 @@ def test_how_methods_stand_over_several_tables(tables):
     assert [row["p_value"] < 0.05 for row in rows] == [True, False]
     first, second = (row["difference"] for row in rows)
     cells = ["`measured`", "1", "1", "0", f"{(first + second) / 2:+.2f}", f"{second:+.2f}", f"{first:+.2f}"]
-    assert f"| {' | '.join(cells)} |" in tables.standing(" ".join(names)).splitlines()
-    assert "`fedavg`" not in tables.standing(" ".join(names)), "the baseline has no difference to itself"
+    assert f"| {' | '.join(cells)} |" in tables.standing(f"accuracy {' '.join(names)}").splitlines()
+    assert "`fedavg`" not in tables.standing(f"accuracy {' '.join(names)}"), (
+        "the baseline has no difference to itself"
+    )
+
+
+def test_differences_in_the_auroc(tables):
+    own, base = (tables.row_of("covid-head-lr0.1", label)["auroc"] for label in ("measured", "fedavg"))
+    found = tables.row_of("covid-head-lr0.1", "measured")["in_auroc"]
+    assert found["difference"] == pytest.approx(100 * (sum(own) - sum(base)) / 10)
+    assert found["interval"][0] < found["difference"] < found["interval"][1]
+    told = tables.value("covid-head-lr0.1", "measured", "auroc_difference")
+    assert told.startswith(f"{found['difference']:+.2f} [")
+    (line,) = (x for x in tables.standing("auroc covid-head-lr0.1").splitlines() if "`measured`" in x)
+    assert f"{found['difference']:+.2f}" in line
+    with pytest.raises(SystemExit, match="not 'f1'"):
+        tables.standing("f1 covid-head-lr0.1")
 
 
 def test_a_term_of_figure_2(tables):
