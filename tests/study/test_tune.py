@@ -29,10 +29,10 @@ def test_a_search_is_repeatable_and_its_recommendation_runs(tmp_path):
     first = tune(SETTINGS, tmp_path / "a", minutes=5, trials=3, only=["lr", "lam"])
     again = tune(SETTINGS, tmp_path / "b", minutes=5, trials=3, only=["lr", "lam"])
     assert [t.values for t in first.trials] == [t.values for t in again.trials]
-    assert [t.accuracy for t in first.trials] == [t.accuracy for t in again.trials]
+    assert [t.score for t in first.trials] == [t.score for t in again.trials]
     assert first.trials[0].values == {}  # the settings as they are
     assert set(first.trials[1].values) == {"lr", "lam"}
-    assert first.best.accuracy == max(t.accuracy for t in first.trials)
+    assert first.best.score == max(t.score for t in first.trials)
     written = json.loads((tmp_path / "a/tune.json").read_text())
     assert len(written["trials"]) == 3
     recommended = make_experiment(read_toml(tmp_path / "a/tuned.toml"))
@@ -49,7 +49,7 @@ def test_a_grid_is_searched_whole_and_a_stopped_search_continues(tmp_path):
     done = (tmp_path / "a/trials/000-seed0/summary.json").stat().st_mtime_ns
     whole = tune(SETTINGS, tmp_path / "a", minutes=5, grid=grid, resume=True)
     assert sorted(trial.values["lr"] for trial in whole.trials) == [0.02, 0.1]
-    assert whole.trials[0].accuracy == first.trials[0].accuracy
+    assert whole.trials[0].score == first.trials[0].score
     assert (tmp_path / "a/trials/000-seed0/summary.json").stat().st_mtime_ns == done
     with pytest.raises(FedLDError, match="holds a run with other settings"):
         tune(SETTINGS | {"hold_out": 0.3}, tmp_path / "a", minutes=5, grid=grid, resume=True)
@@ -80,6 +80,59 @@ def test_any_setting_is_searched_and_bad_ones_are_refused_first(tmp_path):
         asked = ["tune", "--dataset", "digits", *words, "--out", str(tmp_path / "c")]
         assert sentence in str(CliRunner().invoke(app, asked).exception)
     assert not (tmp_path / "c").exists()
+
+
+def test_another_measure_decides_among_the_same_trials(tmp_path):
+    asked = {"minutes": 5, "grid": {"lr": (0.001, 0.1)}, "seeds": (0, 1)}
+    first = tune(SETTINGS, tmp_path / "a", **asked)
+    done = (tmp_path / "a/trials/000-seed0/summary.json").stat().st_mtime_ns
+    by = {
+        measure: tune(SETTINGS, tmp_path / "a", primary=measure, resume=True, **asked)
+        for measure in ("auroc", "worst_client")
+    }
+    assert (tmp_path / "a/trials/000-seed0/summary.json").stat().st_mtime_ns == done, "nothing is run twice"
+    for number, trial in enumerate(by["auroc"].trials):
+        rounds = [
+            json.loads(line)
+            for seed in (0, 1)
+            for line in (tmp_path / f"a/trials/{number:03d}-seed{seed}/rounds.jsonl").read_text().splitlines()
+        ]
+        assert trial.score == pytest.approx(np.mean([line["auroc"] for line in rounds]))
+        assert first.trials[number].score == pytest.approx(np.mean([line["accuracy"] for line in rounds]))
+        worst = np.mean([min(line["client_accuracy"].values()) for line in rounds])
+        assert by["worst_client"].trials[number].score == pytest.approx(worst)
+    assert by["auroc"].best.score == max(trial.score for trial in by["auroc"].trials)
+    assert json.loads((tmp_path / "a/tune.json").read_text())["primary"] == "worst_client"
+    assert "# Validation worst_client 0." in (tmp_path / "a/tuned.toml").read_text()
+    with pytest.raises(FedLDError, match="did you mean 'auroc'"):
+        tune(SETTINGS, tmp_path / "b", primary="aurocc", **asked)
+    assert not (tmp_path / "b").exists()
+
+
+def test_of_a_measure_of_which_less_is_better_the_least_wins(tmp_path, monkeypatch):
+    (tmp_path / "mine_errors.py").write_text(
+        "import fedld\nfrom fedld.local.metrics import as_metric\n"
+        "wrong = as_metric(lambda logits, labels: (logits.argmax(1) != labels).float())\n"
+        "errors = fedld.Metric(wrong.sums, wrong.value, better='less')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    asked = ["tune", "--dataset", "digits", "--clients", "3", "--rounds", "2", "--workers", "0"]
+    asked += [
+        "--model",
+        "cnn",
+        "--metric",
+        "mine_errors:errors",
+        "--primary",
+        "errors",
+        "--grid",
+        "lr=0.001,0.1",
+    ]
+    answer = CliRunner().invoke(app, [*asked, "--json", "--out", str(tmp_path / "out")])
+    assert answer.exit_code == 0, answer.output or answer.exception
+    found = json.loads(answer.stdout)
+    scores = {trial["values"]["lr"]: trial["score"] for trial in found["trials"]}
+    assert scores[0.1] < scores[0.001]
+    assert found["best"]["values"] == {"lr": 0.1}
 
 
 def test_dials_follow_the_method():

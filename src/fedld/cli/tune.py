@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedld.cli.compare import parse_seeds
+from fedld.cli.compare import Primary, parse_seeds
 from fedld.cli.settings import with_settings
 from fedld.config.experiment import plain_value
 from fedld.errors import FedLDError
@@ -26,6 +26,7 @@ def tune(
     ] = 10,
     trials: Annotated[int | None, typer.Option(min=1, help="stop after so many trials")] = None,
     seeds: Annotated[str, typer.Option(help="seeds of every trial, separated by commas")] = "0",
+    primary: Primary = "accuracy",
     only: Annotated[str | None, typer.Option(help="some of lr, lam, components, mu; default: all")] = None,
     grid: Annotated[
         list[str] | None, typer.Option(help="try these values of any setting: lr=0.01,0.1; repeatable")
@@ -45,7 +46,7 @@ def tune(
 
     def show(trial: TuningTrial) -> None:
         found = ", ".join(f"{name} {shown(value)}" for name, value in trial.values.items()) or "as given"
-        score = trial.error if trial.accuracy is None else f"{trial.accuracy:.4f}"
+        score = trial.error if trial.score is None else f"{trial.score:.4f}"
         console.print(f"trial {trial.number}: {found}: {score} ({trial.seconds:.0f} s)", highlight=False)
 
     if sum(given is not None for given in (only, grid, ranges)) > 1:
@@ -56,6 +57,7 @@ def tune(
         minutes=minutes,
         trials=trials,
         seeds=parse_seeds(seeds),
+        primary=primary,
         only=None if only is None else [name.strip() for name in only.split(",")],
         grid=dict(parse_grid(part) for part in grid) if grid else None,
         ranges=dict(parse_range(part) for part in ranges) if ranges else None,
@@ -66,7 +68,8 @@ def tune(
     if json:
         typer.echo(dump(tuned.to_json()))
     else:
-        typer.echo(f"best of {len(tuned.trials)} trials: {tuned.best.accuracy:.4f} on validation images")
+        score = f"{primary} {tuned.best.score:.4f}"
+        typer.echo(f"best of {len(tuned.trials)} trials: {score} on validation images")
         typer.echo(f"use it: fedld run --config {out / 'tuned.toml'}")
 
 

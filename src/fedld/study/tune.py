@@ -10,12 +10,14 @@ from typing import Any
 
 from fedld.aggregation import Principal
 from fedld.config.experiment import Experiment, assign, make_experiment
-from fedld.config.resolve import describe_objective, make_method
+from fedld.config.resolve import describe_objective, make_method, make_metrics
 from fedld.engine import loop
 from fedld.errors import FedLDError, nearest
+from fedld.records.reader import Run, read_run
 from fedld.records.writer import write_atomically
 from fedld.registry import options_of
 from fedld.study.grid import Cell, OtherSettings, run_cell
+from fedld.study.measures import MEASURES, check_primary, finite_series, value_of
 
 Settings = dict[str, Any]
 Value = float | int | bool | str
@@ -51,11 +53,11 @@ RANGES = {
 
 @dataclass(frozen=True)
 class TuningTrial:
-    """One choice and its accuracy on the validation images, mean of the last five rounds and of the seeds."""
+    """One choice and its score on the validation images: mean of the last five evaluations and the seeds."""
 
     number: int
     values: dict[str, Value]
-    accuracy: float | None
+    score: float | None
     seconds: float
     error: str | None = None
 
@@ -66,6 +68,7 @@ class Tuned:
 
     command: str
     hold_out: float
+    primary: str
     seeds: list[int]
     experiment: Experiment
     best: TuningTrial
@@ -81,7 +84,7 @@ class Tuned:
         return (
             f"# Made by: {self.command}\n# Best of {len(self.trials)} trials on {self.hold_out:.0%} of the "
             f"clients' training images: {found}\n"
-            f"# Validation accuracy {self.best.accuracy:.4f}, seeds {self.seeds}\n"
+            f"# Validation {self.primary} {self.best.score:.4f}, seeds {self.seeds}\n"
             + self.experiment.to_toml()
         )
 
@@ -146,6 +149,7 @@ def tune(
     minutes: float,
     trials: int | None = None,
     seeds: Sequence[int] = (0,),
+    primary: str = "accuracy",
     only: Sequence[str] | None = None,
     grid: Mapping[str, tuple[Value, ...]] | None = None,
     ranges: Mapping[str, SearchRange] | None = None,
@@ -157,8 +161,10 @@ def tune(
 
     The first trial is the settings as they are, so the recommendation is never worse than them on the
     validation images. With a `grid`, the trials are all its combinations and no others; with `ranges`, these
-    are searched and no others. Both may name any setting, as `--set` does. The search is seeded, so a
-    resumed one asks the same questions again and finds the answers of its finished trials.
+    are searched and no others. Both may name any setting, as `--set` does. `primary` is the measure that
+    decides, as in a comparison: balanced accuracy or AUROC where the classes' shares are not those of the
+    images that count. The search is seeded, so a resumed one asks the same questions again and finds the
+    answers of its finished trials, also by another measure.
     """
     optuna = _optuna()
     hold_out = settings.get("hold_out", HOLD_OUT)
@@ -170,51 +176,72 @@ def tune(
     if ranges is None:
         ranges = ranges_of(settings, only)
     check_ranges(settings, ranges)
+    metrics = make_metrics(make_experiment(settings))
+    check_primary(primary, metrics)
+    less = primary in metrics and metrics[primary].better == "less"
     if (out / "trials").exists() and not resume:
         raise FedLDError(f"'{out}' already holds a search: choose another --out, or finish it with --resume")
 
     def objective(choice: Any) -> float:
         asked = grid or choice.number
         values = {name: _suggest(choice, name, span) for name, span in ranges.items()} if asked else {}
-        trial = _try(apply(held, values), values, choice.number, out / "trials", seeds)
+        trial = _try(apply(held, values), values, choice.number, out / "trials", seeds, primary)
         done.append(trial)
         progress(trial)
-        if trial.accuracy is None:
+        if trial.score is None:
             raise optuna.TrialPruned(trial.error)
-        return trial.accuracy
+        return trial.score
 
     samplers = optuna.samplers
     sampler = samplers.GridSampler(grid, seed=seeds[0]) if grid else samplers.TPESampler(seed=seeds[0])
-    search = optuna.create_study(direction="maximize", sampler=sampler)
+    search = optuna.create_study(direction="minimize" if less else "maximize", sampler=sampler)
     search.optimize(objective, n_trials=trials, timeout=60 * minutes)
-    good = [trial for trial in done if trial.accuracy is not None]
+    good = {trial.number: trial.score for trial in done if trial.score is not None}
     if not good:
         raise FedLDError(f"no trial finished; the first one failed: {done[0].error}")
-    best = max(good, key=lambda trial: trial.accuracy or 0.0)
+    best = done[(min if less else max)(good, key=lambda number: good[number])]
     recommended = make_experiment(apply(settings, best.values))
-    tuned = Tuned(command, hold_out, list(seeds), recommended, best, done)
+    tuned = Tuned(command, hold_out, primary, list(seeds), recommended, best, done)
     write_atomically(out / "tune.json", json.dumps(tuned.to_json(), indent=1).encode())
     write_atomically(out / "tuned.toml", tuned.to_toml().encode())
     return tuned
 
 
 def _try(
-    settings: Settings, values: dict[str, Value], number: int, folder: Path, seeds: Sequence[int]
+    settings: Settings,
+    values: dict[str, Value],
+    number: int,
+    folder: Path,
+    seeds: Sequence[int],
+    primary: str,
 ) -> TuningTrial:
-    """One choice with every seed; what diverges has no accuracy."""
+    """One choice with every seed; what diverges has no score."""
     start = time.perf_counter()
-    accuracies: list[float] = []
+    scores: list[float] = []
     for seed in seeds:
         cell = Cell("trial", make_experiment(settings | {"seed": seed}), folder / f"{number:03d}-seed{seed}")
         try:
-            summary = run_cell(cell, loop.quiet)
+            run_cell(cell, loop.quiet)
+            scores.append(_score(read_run(cell.path), primary))
         except OtherSettings:
             raise
         except FedLDError as error:
             return TuningTrial(number, values, None, time.perf_counter() - start, str(error))
-        personal = "last5_accuracy" not in summary
-        accuracies.append(summary["personal_last5_accuracy" if personal else "last5_accuracy"])
-    return TuningTrial(number, values, fmean(accuracies), time.perf_counter() - start)
+    return TuningTrial(number, values, fmean(scores), time.perf_counter() - start)
+
+
+def _score(run: Run, primary: str) -> float:
+    """A run's measure, mean of the last five evaluations.
+
+    A method without a global model has the accuracy of its personalised ones, whatever decides.
+    """
+    evaluated = list(finite_series(run, "accuracy"))[-5:]
+    if not evaluated:
+        return fmean(list(finite_series(run, "personal_accuracy").values())[-5:])
+    found = [value for at in evaluated if (value := value_of(run, primary, at)) is not None]
+    if not found:
+        raise FedLDError(f"there is no {primary} on the validation images")
+    return fmean(found) / (MEASURES[primary].factor if primary in MEASURES else 1)
 
 
 def _suggest(choice: Any, name: str, span: SearchRange) -> Value:
