@@ -41,7 +41,7 @@ def test_a_search_is_repeatable_and_its_recommendation_runs(tmp_path):
     assert summary["final_accuracy"] > 0
 
 
-def test_a_grid_is_searched_whole_and_a_stopped_search_continues(tmp_path):
+def test_a_grid_is_searched_whole_and_a_stopped_search_continues(tmp_path, capfd):
     grid = {"lr": (0.02, 0.1)}
     first = tune(SETTINGS, tmp_path / "a", minutes=5, trials=1, grid=grid)
     with pytest.raises(FedLDError, match="already holds a search"):
@@ -51,8 +51,10 @@ def test_a_grid_is_searched_whole_and_a_stopped_search_continues(tmp_path):
     assert sorted(trial.values["lr"] for trial in whole.trials) == [0.02, 0.1]
     assert whole.trials[0].score == first.trials[0].score
     assert (tmp_path / "a/trials/000-seed0/summary.json").stat().st_mtime_ns == done
+    capfd.readouterr()
     with pytest.raises(FedLDError, match="holds a run with other settings"):
         tune(SETTINGS | {"hold_out": 0.3}, tmp_path / "a", minutes=5, grid=grid, resume=True)
+    assert "Traceback" not in capfd.readouterr().err, "the sentence is enough"
     with pytest.raises(FedLDError, match="no 'mu' to tune"):
         tune(SETTINGS, tmp_path / "b", minutes=5, grid={"mu": (0.1,)})
     asked = ["tune", "--dataset", "digits", "--grid", "lr=fast", "--out", str(tmp_path / "c")]

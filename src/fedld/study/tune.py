@@ -258,5 +258,5 @@ def _optuna() -> Any:
         import optuna
     except ImportError:
         raise FedLDError("tuning needs Optuna: pip install 'fedld[tune]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # what fails is ours to say, in a sentence
     return optuna
