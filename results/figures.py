@@ -63,7 +63,9 @@ FIGURES = {
 }
 
 TERMS = {
+    "chest X-rays, 12 sites": "covid-head-shared",
     "Retina, published list 3": "retina-split3-head-shared",
+    "fundus, Dirichlet 0.5": "fundus-dirichlet0.5-head-shared",
 }
 """Panels of the loss terms and their studies."""
 

@@ -203,13 +203,21 @@ def with_gaps(rows: list[Row]) -> list[Row]:
 
 def with_auroc(rows: list[Row], baseline: str) -> list[Row]:
     """Rows with their paired difference in the AUROC, p corrected within the table as for the accuracy."""
-    of = next((row.get("auroc") for row in rows if row["label"] == baseline), None)
-    other = [row for row in rows if of and row.get("auroc") and row["label"] != baseline]
-    tests = [paired_difference([100 * x for x in row["auroc"]], [100 * x for x in of]) for row in other]
-    adjusted = holm([test.p_value for test in tests])
+    by_seed = {
+        row["label"]: {seed: 100 * x for seed, x in zip(row["seeds"], row.get("auroc") or [], strict=False)}
+        for row in rows
+    }
+    base = by_seed.pop(baseline, {})
+    pairs = {label: [seed for seed in values if seed in base] for label, values in by_seed.items()}
+    tests = {
+        label: paired_difference([by_seed[label][seed] for seed in seeds], [base[seed] for seed in seeds])
+        for label, seeds in pairs.items()
+        if seeds
+    }
+    adjusted = dict(zip(tests, holm([test.p_value for test in tests.values()]), strict=True))
     found = {
-        row["label"]: {"difference": test.mean, "interval": test.interval, "p_value": p}
-        for row, test, p in zip(other, tests, adjusted, strict=True)
+        label: {"difference": test.mean, "interval": test.interval, "p_value": adjusted[label]}
+        for label, test in tests.items()
     }
     return [row | {"in_auroc": found.get(row["label"])} for row in rows]
 
