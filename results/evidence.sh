@@ -4,8 +4,8 @@
 # DATA: folder of covidfl96/, retina_kaggle96/, fundus_multisite96/; PART: a function below, or all with the pretrained trunk
 # WEIGHTS: an ImageNet MobileNetV2 trunk, unless it lies in DATA/../weights; JOBS: runs at a time, unless one per core;
 # ON, RATES, MAIN: some of a part's federations, rates, methods, unless all; SEEDS: unless ten
-# OUT/minutes.txt says how long each part took; the comments say minutes of one core: under six hours for all parts with the
-# trunk, so three on two cores
+# OUT/minutes.txt says how long each part took; the comments say minutes of one core: seven hours for all parts with the trunk,
+# so three and a half on two cores; a run keeps 10 MB (last4: 70), all of them 60 GB
 set -eu
 DATA=${1%/} OUT=${2%/}
 WEIGHTS=${WEIGHTS:-$DATA/../weights/mobilenet_v2_imagenet_features.safetensors}
@@ -142,7 +142,7 @@ sensitivity_alpha() {
         done
     done
 }
-# Every method at its own rate, and at that rate its own lambda or mu. COVID-FL 30 minutes, the others 15 each
+# Every method at its own rate, and at that rate its own lambda or mu. COVID-FL 30 minutes, the others 12 each
 tuned_heads() {
     for on in ${ON:-$EVERY}; do
         federation $on
@@ -175,7 +175,7 @@ take() { # study, another, method: runs that both have are not made twice
         }
     done
 }
-# The same at one rate for all, the middle of the five. COVID-FL 13 minutes, the others 5 each
+# The same at one rate for all, the middle of the five. COVID-FL 14 minutes, the others 6 each
 shared_heads() {
     for on in ${ON:-$EVERY}; do
         federation $on
@@ -211,7 +211,7 @@ figure2_heads() {
     done
 }
 # The last four blocks of the trunk trained too, BatchNorm's statistics left as they are (the released code's way: averaged ones
-# ended 9 points lower on validation images); every method at its own rate. 90 minutes (30 trials of 50 s, 50 runs of 80 s)
+# ended 9 points lower on validation images); every method at its own rate. 105 minutes (30 trials of 55 s, 50 runs of 95 s)
 last4() {
     for on in ${ON:-covid}; do
         chosen=""
