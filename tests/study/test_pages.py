@@ -34,6 +34,17 @@ def test_every_page_shows_the_numbers_of_the_files(tables):
     assert stale == [], "run: python results/tables.py"
 
 
+def test_no_line_begins_with_a_number_s_comment(tables):
+    """Markdown would end the paragraph there."""
+    found = [
+        f"{path.name}: {line[:60]}"
+        for path in tables.PAGES
+        for line in path.read_text().splitlines()
+        if line.lstrip().startswith(("<!-- value", "<!-- span", "<!-- point"))
+    ]
+    assert found == []
+
+
 def test_a_changed_number_is_found_and_mended(tables):
     page = (ROOT / "docs/from-scratch.md").read_text()
     assert tables.current(page.replace("62.70 ± 0.96", "72.70 ± 0.96")) == page
