@@ -260,7 +260,8 @@ def across(words: str) -> str:
         label: [cell(rows[label], column) if label in rows else "-" for rows in found.values()]
         for label in labels
     }
-    return markdown([heading.replace("_", " ") for heading in found], body)
+    said = {label: cells for label, cells in body.items() if any(cells)}  # the baseline has no difference
+    return markdown([heading.replace("_", " ") for heading in found], said)
 
 
 def markdown(head: list[str], body: dict[str, list[str]]) -> str:
