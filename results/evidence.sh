@@ -118,7 +118,10 @@ heads() { # federation, name of the study, methods, options
 tune_head() { # federation, method, setting, values, options; patients of validation images, where known, are in no training set
     on=$1 method=$2 key=$3 values=$4; shift 4
     federation $on
-    case $method in fedld*) set -- --set "objective=$margin" "$@" ;; esac
+    case $method in
+    fedld*) set -- --set "objective=$margin" "$@" ;;
+    local) by=accuracy ;; # it has no global model
+    esac
     best $on-$WHAT-$method${TUNES:-} $method $key $(echo $values | tr ' ' ,) $HEAD --weights "$WEIGHTS" --dataset "$file" $deal \
         $HOW --workers 0 --seeds $tuning --primary $by "$@"
 }

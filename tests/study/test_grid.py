@@ -1,5 +1,4 @@
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -54,32 +53,6 @@ def test_a_run_that_diverges_does_not_take_the_study_with_it(tmp_path, capsys, m
     ]
     assert any(line.startswith(warning) and "finite" in line for line in table["warnings"])
     assert warning in (out / "report.html").read_text()
-
-
-def test_a_run_that_cannot_be_continued_is_missing_aloud(tmp_path, capsys, monkeypatch):
-    out = tmp_path / "study"
-    words = ["--dataset", "digits", "--clients", "3", "--rounds", "2", "--methods", "fedavg,fedprox"]
-    words += ["--seeds", "0,1", "--jobs", "0", "--out", str(out)]
-
-    def compare(*more):
-        monkeypatch.setattr(sys, "argv", ["fedld", "compare", *words, *more])
-        try:
-            start()
-        except SystemExit as ended:
-            return ended.code or 0
-
-    assert not compare()
-    damaged = out / "runs/fedprox-seed1"
-    (damaged / "summary.json").unlink()  # as if stopped in the middle, its checkpoints lost
-    for checkpoint in (damaged / "checkpoints").iterdir():
-        checkpoint.unlink() if checkpoint.is_file() else shutil.rmtree(checkpoint)
-    capsys.readouterr()
-    assert compare("--resume") == 3
-    warning = "fedprox failed with seed 1, which the table is without: no checkpoint"
-    assert warning in " ".join(capsys.readouterr().out.split())
-    assert any(line.startswith(warning) for line in json.loads((out / "table.json").read_text())["warnings"])
-    shutil.rmtree(damaged)
-    assert not compare("--resume"), "run anew, it is there again"
 
 
 def test_a_study_whose_runs_all_fail_is_an_error(tmp_path, capsys, monkeypatch):

@@ -108,6 +108,8 @@ def test_another_measure_decides_among_the_same_trials(tmp_path):
     assert "# Validation worst_client 0." in (tmp_path / "a/tuned.toml").read_text()
     with pytest.raises(FedLDError, match="did you mean 'auroc'"):
         tune(SETTINGS, tmp_path / "b", primary="aurocc", **asked)
+    with pytest.raises(FedLDError, match="tuned by its own models' accuracy"):
+        tune(SETTINGS | {"method": "local"}, tmp_path / "b", primary="auroc", **asked)
     assert not (tmp_path / "b").exists()
 
 

@@ -22,8 +22,7 @@ from fedld.config.own import stays_here
 from fedld.engine import loop
 from fedld.engine.backends.processes import end_with_parent, one_thread, processes, tune_process
 from fedld.errors import FedLDError, Interrupted
-from fedld.records.schema import FAILED, Event, Summary
-from fedld.records.writer import write_atomically
+from fedld.records.schema import Event, Summary
 
 
 class OtherSettings(FedLDError):  # noqa: N818 (reads as what is wrong)
@@ -69,14 +68,12 @@ def run_grid(cells: Sequence[Cell], *, jobs: int | None, progress: Callable[[Eve
 
 
 def attempt(cell: Cell, progress: Callable[[Event], None]) -> Outcome:
-    """Run a cell; what it fails of is told, given, and left in its folder for the table and the page."""
+    """Run a cell; what it fails of is told and given."""
     try:
         return run_cell(cell, _teller(cell, progress))
     except (OtherSettings, Interrupted):
         raise
     except FedLDError as error:
-        if cell.path.is_dir():  # also where it could not even be continued
-            write_atomically(cell.path / FAILED, str(error).encode())
         progress({"event": "failed", "run": cell.path.name, "why": str(error)})
         return str(error)
 

@@ -178,6 +178,10 @@ def tune(
     check_ranges(settings, ranges)
     metrics = make_metrics(make_experiment(settings))
     check_primary(primary, metrics)
+    if primary != "accuracy" and not make_method(make_experiment(settings)).has_global:
+        raise FedLDError(
+            "a method without a global model is tuned by its own models' accuracy: --primary accuracy"
+        )
     less = primary in metrics and metrics[primary].better == "less"
     if (out / "trials").exists() and not resume:
         raise FedLDError(f"'{out}' already holds a search: choose another --out, or finish it with --resume")
@@ -231,10 +235,7 @@ def _try(
 
 
 def _score(run: Run, primary: str) -> float:
-    """A run's measure, mean of the last five evaluations.
-
-    A method without a global model has the accuracy of its personalised ones, whatever decides.
-    """
+    """A run's measure, mean of the last five evaluations; without a global model, its own ones' accuracy."""
     evaluated = list(finite_series(run, "accuracy"))[-5:]
     if not evaluated:
         return fmean(list(finite_series(run, "personal_accuracy").values())[-5:])
