@@ -12,17 +12,22 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from fedld.analysis import decompose, decompose_line
+from fedld.analysis.decomposition import TERMS
+from fedld.analysis.diagnosis.page import diagnose_run
 from fedld.engine import loop
 from fedld.engine.loop import resume, run
 from fedld.engine.setup import ThisMachine
 from fedld.errors import FedLDError
 from fedld.local import LocalClient, Reply
 from fedld.methods import METHODS, FedAvg, Method
-from fedld.records.schema import CLIENTS, ROUNDS
+from fedld.records.schema import CLIENTS, CROSS_LOSS, ROUNDS
 from fedld.records.writer import RunDirectory, read_lines
+from fedld.study.card import make_card
 
 KILLS = 20
 
@@ -202,6 +207,8 @@ class Troubled(FedAvg):
                 raise ValueError("the scanner is on fire")
             if self.trouble == "diverges":
                 client.weights[3] = float("nan")
+            if self.trouble == "later" and client.round in (2, 3):
+                raise ValueError("the line is down")
             if self.trouble == "once" and not FAILED:
                 FAILED.append(client.round)
                 raise ValueError("a passing fault")
@@ -234,6 +241,69 @@ def test_a_bad_client_is_left_out_and_recorded(small, tmp_path, troubled, troubl
     rounds = read_lines(tmp_path / "run", ROUNDS)
     assert [line["clients"] for line in rounds] == [3, 3]
     assert all(line["loss"] is not None for line in rounds)
+
+
+def _identity_over_the_measured(path, missing):
+    """The terms of the round before a client failed are over the others, and every record says so."""
+    line, cross = read_lines(path, ROUNDS)[0], read_lines(path, CROSS_LOSS)[0]
+    assert line["not_measured"] == cross["not_measured"] == missing
+    kept = [i for i, name in enumerate(cross["clients"]) if name not in missing]
+    matrix = np.array(cross["cross_loss"])[np.ix_(kept, kept)]
+    expected = decompose(matrix, np.array(cross["global_losses"])[kept], np.array(cross["sizes"])[kept])
+    terms = [line[f"{term}_loss"] for term in ("local", "shift", "aggregation", "global")]
+    assert terms == pytest.approx([getattr(expected, term) for term in TERMS], rel=1e-12)
+    assert line["identity_error"] < 1e-12
+
+
+def test_a_client_missing_after_a_decomposed_round_is_named_and_the_identity_is_over_the_others(
+    small, tmp_path, troubled
+):
+    settings = {"method": troubled("later"), "on_client_failure": "skip", "decompose": 2, "rounds": 4}
+    run(small(**settings), tmp_path / "run")
+    _identity_over_the_measured(tmp_path / "run", [TROUBLED])
+    assert ["not_measured" in line for line in read_lines(tmp_path / "run", CROSS_LOSS)] == [
+        True,
+        True,
+        False,
+    ]
+    findings = {one.check: one.sentence for one in diagnose_run(tmp_path / "run").findings}
+    assert "diverged" not in findings
+    assert findings["not_measured"].startswith(
+        f"The losses of {TROUBLED} were not all measured in round 1, 2"
+    )
+    card = make_card(tmp_path / "run").to_markdown()
+    assert "no finite loss" not in card
+    assert findings["not_measured"] in card
+
+
+def test_a_run_resumed_without_a_client_of_the_decomposed_round_goes_on(
+    small, tmp_path, troubled, monkeypatch
+):
+    settings = {"method": troubled("later"), "on_client_failure": "skip", "decompose": 2, "rounds": 2}
+    original = loop.RoundLoop._advance
+
+    def stop(self, sampled):
+        if self.state.round == 1:
+            raise KeyboardInterrupt
+        original(self, sampled)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.RoundLoop, "_advance", stop)
+        with pytest.raises(loop.Interrupted):
+            run(small(**settings), tmp_path / "run")
+    resume(tmp_path / "run")
+    _identity_over_the_measured(tmp_path / "run", [TROUBLED])
+
+
+def test_a_round_of_which_nobody_was_measured_has_no_terms():
+    line = {"clients": ["a", "b"], "sizes": [3, 4], "sampled": [0], "cross_loss": [[None], [1.0]]}
+    assert decompose_line(line | {"global_losses": [None, 1.0], "not_measured": ["a"]}) is None
+
+
+def test_a_method_without_a_global_model_has_not_diverged(small, tmp_path):
+    run(small(method="local", decompose=1, rounds=1), tmp_path / "run")
+    assert [line["global_losses"] for line in read_lines(tmp_path / "run", CROSS_LOSS)] == [None]
+    assert "diverged" not in {one.check for one in diagnose_run(tmp_path / "run").findings}
 
 
 def test_a_passing_fault_is_retried_with_the_same_result(small, tmp_path, troubled, contents):

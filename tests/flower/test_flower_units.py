@@ -42,7 +42,7 @@ from fedld.errors import FedLDError
 from fedld.methods import METHODS
 from fedld.models import build
 from fedld.records.ledger import Ledger
-from fedld.records.schema import CLIENTS, ROUNDS
+from fedld.records.schema import CLIENTS, CROSS_LOSS, ROUNDS
 from fedld.records.table import read_predictions
 from fedld.records.vouched import read_vouched
 from fedld.records.writer import read_lines
@@ -665,12 +665,26 @@ def test_everything_survives_the_wire(digits):
     assert np.isnan(unpack(Order, content).mean[1])
 
 
-def test_a_missing_site_leaves_measures_unknown(grid, digits, tmp_path):
-    grid.spoil["beta"] = silent
-    go(grid, digits, tmp_path, decompose=1)
-    line = read_lines(tmp_path / "run", ROUNDS)[0]
-    assert line["global_loss"] is None
+@pytest.mark.parametrize("answers", [0, 1, 2])
+def test_a_decomposition_without_a_site_is_over_the_others(grid, digits, tmp_path, answers):
+    """Beta is silent from the start, when models are measured, or after the decomposed round."""
+    said_so_far = []
+
+    def leaving(message, reply):
+        said_so_far.append(message)
+        return reply if len(said_so_far) <= answers else None
+
+    grid.spoil["beta"] = leaving
+    go(grid, digits, tmp_path, decompose=5, rounds=2)
+    line, cross = (read_lines(tmp_path / "run", file)[0] for file in (ROUNDS, CROSS_LOSS))
+    assert line["not_measured"] == cross["not_measured"] == ["beta"]
+    assert line["identity_error"] < 1e-12
+    sizes, losses = (np.array(cross[key], float)[[0, 2]] for key in ("sizes", "global_losses"))
+    assert line["global_loss"] == pytest.approx(sizes @ losses / sizes.sum())
     assert line["accuracy"] is not None
+    card = make_card(tmp_path / "run").to_markdown()
+    assert "The losses of beta were not all measured in round 1" in card
+    assert "no finite loss" not in card
 
 
 def test_a_dataset_becomes_sites_of_a_simulation(grid, digits, tmp_path):

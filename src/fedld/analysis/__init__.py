@@ -1,6 +1,6 @@
 """Why it happened: loss decomposition, heterogeneity and conflict measures, diagnosis, paired statistics."""
 
-from fedld.analysis.decomposition import Decomposition, decompose
+from fedld.analysis.decomposition import Decomposition, decompose, decompose_line
 from fedld.analysis.diagnosis.checks import diagnose
 from fedld.analysis.diagnosis.evidence import Evidence, Finding
 from fedld.analysis.diagnosis.thresholds import THRESHOLDS
@@ -21,6 +21,7 @@ __all__ = [
     "calibration",
     "confusion",
     "decompose",
+    "decompose_line",
     "diagnose",
     "evaluate_logits",
     "feature_distances",

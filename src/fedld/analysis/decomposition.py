@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedld.errors import FedLDError
+from fedld.records.schema import CrossLine
 
 Floats = NDArray[np.float64]
 TERMS = ("local", "shift", "aggregation", "total")
@@ -27,8 +28,9 @@ class Decomposition:
     shift_by_model[i]       = sum_j p_j M[j, i] - M[i, i]  shift       = sum_i q_i shift_by_model[i]
     aggregation_by_client[j] = L_j(w) - sum_i q_i M[j, i]  aggregation = sum_j p_j aggregation_by_client[j]
 
-    A contribution of weight 0 (a client without data) is nan. `diverged` lists clients whose model has a loss
-    that is not finite; the terms it enters are then inf, -inf or nan and `finite` is False.
+    A contribution of weight 0 (a client without data, or not measured) is nan. `diverged` lists clients
+    whose model has a loss that is not finite; the terms it enters are then inf, -inf or nan and `finite` is
+    False.
     """
 
     local: float
@@ -123,6 +125,31 @@ def decompose(
         aggregation_by_client=aggregation_by_client,
         diverged=tuple(index[(q > 0) & ~np.isfinite(M[p > 0]).all(axis=0)].tolist()),
         standard_error=_standard_error(cross_error, global_error, p, q, index),
+    )
+
+
+def decompose_line(line: CrossLine) -> Decomposition | None:
+    """Decompose a line of cross_loss.jsonl over the clients that were measured.
+
+    Clients in the line's `not_measured` get weight 0, and the weights of the others are renormalised. Of a
+    method without a global model only the local and the shift term are finite.
+
+    Returns:
+        The terms; None if no client that trained was measured.
+    """
+    sizes = line["sizes"]
+    if missing := line.get("not_measured"):
+        sizes = [0 if client in missing else n for client, n in zip(line["clients"], sizes, strict=True)]
+        if not any(sizes[i] for i in line["sampled"]):
+            return None
+    losses = line["global_losses"]
+    return decompose(
+        line["cross_loss"],
+        [float("nan")] * len(sizes) if losses is None else losses,
+        sizes,
+        line["sampled"],
+        cross_error=line.get("standard_errors"),
+        global_error=line.get("global_errors"),
     )
 
 

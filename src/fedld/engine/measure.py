@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedld.analysis import decompose
+from fedld.analysis import decompose_line
 from fedld.analysis.metrics import calibration, confusion, evaluate_logits
 from fedld.config.experiment import Experiment
 from fedld.config.resolve import make_metrics
@@ -214,6 +214,7 @@ def cross_matrix(
     rows, columns = setup.rows, {client: k for k, client in enumerate(trained)}
     cross = np.full((len(rows), len(columns)), np.nan)
     errors = np.full_like(cross, np.nan)
+    missing: set[str] = set()
     for client, k in columns.items():
         if _exact_with_training(setup.experiment) and (after := trained[client].after) is not None:
             cross[rows[client], k] = after.mean
@@ -221,12 +222,16 @@ def cross_matrix(
         k = columns[cast(Incoming, job.incoming).client]
         for client, sums in zip(job.clients, cast(list[Sums], result), strict=True):
             cross[rows[client], k], errors[rows[client], k] = sums.mean, sums.standard_error
+            missing |= {client} if setup.sizes[client] and not sums.count else set()
     estimated = setup.experiment.decompose_samples is not None
-    return {
+    matrix: CrossMatrix = {
         "sampled": [rows[client] for client in trained],
         "cross_loss": cross.tolist(),
         "standard_errors": errors.tolist() if estimated else None,
     }
+    if missing:
+        matrix["not_measured"] = [client for client in rows if client in missing]
+    return matrix
 
 
 def global_jobs(setup: Setup, training: set[str]) -> list[LossJob]:
@@ -243,21 +248,39 @@ def global_jobs(setup: Setup, training: set[str]) -> list[LossJob]:
 
 
 def decomposition(
-    setup: Setup, round_: int, matrix: CrossMatrix, losses: dict[str, Sums]
+    setup: Setup, round_: int, matrix: CrossMatrix, losses: Mapping[str, Sums]
 ) -> tuple[Terms, CrossLine]:
-    """The terms of Eq. 2 for the round's line, and the whole matrix for its own file."""
-    measured = [losses[client] if setup.method.has_global else UNKNOWN for client in setup.sizes]
-    global_losses = [sums.mean for sums in measured]
-    errors = [sums.standard_error for sums in measured] if matrix["standard_errors"] else None
-    terms = decompose(
-        matrix["cross_loss"],
-        global_losses,
-        list(setup.sizes.values()),
-        matrix["sampled"],
-        cross_error=matrix["standard_errors"],
-        global_error=errors,
-    )
-    line: Terms = {
+    """The terms of Eq. 2 for the round's line, and the whole matrix for its own file.
+
+    Clients that were away, or failed, before all their losses were measured are named in both. The terms are
+    over the other clients; there are none if no client that trained was measured.
+    """
+    known = [losses.get(client, UNKNOWN) for client in setup.sizes]
+    has_global, estimated = setup.method.has_global, matrix["standard_errors"] is not None
+    missing = set(matrix.get("not_measured", ()))
+    if has_global:
+        pairs = zip(setup.sizes.items(), known, strict=True)
+        missing |= {client for (client, size), sums in pairs if size and not sums.count}
+    line: CrossLine = {
+        "round": round_,
+        **matrix,
+        "clients": list(setup.sizes),
+        "sizes": list(setup.sizes.values()),
+        "global_losses": [sums.mean for sums in known] if has_global else None,
+        "global_errors": [sums.standard_error for sums in known] if has_global and estimated else None,
+    }
+    if missing:
+        line["not_measured"] = [client for client in setup.sizes if client in missing]
+    return _terms(line), line
+
+
+def _terms(line: CrossLine) -> Terms:
+    """The terms of a line of cross_loss.jsonl, and who is not in them."""
+    found: Terms = {"not_measured": line["not_measured"]} if "not_measured" in line else {}
+    terms = decompose_line(line)
+    if terms is None:
+        return found
+    found |= {
         "local_loss": terms.local,
         "shift_loss": terms.shift,
         "aggregation_loss": terms.aggregation,
@@ -265,20 +288,13 @@ def decomposition(
         "identity_error": terms.identity_error,
     }
     if (error := terms.standard_error) is not None:
-        line |= {
+        found |= {
             "local_loss_error": error["local"],
             "shift_loss_error": error["shift"],
             "aggregation_loss_error": error["aggregation"],
             "total_loss_error": error["total"],
         }
-    return line, {
-        "round": round_,
-        **matrix,
-        "clients": list(setup.sizes),
-        "sizes": list(setup.sizes.values()),
-        "global_losses": global_losses,
-        "global_errors": errors,
-    }
+    return found
 
 
 def _exact_with_training(experiment: Experiment) -> bool:

@@ -5,7 +5,7 @@ lack are those of parts that not every run has (no test set, no decomposition, a
 """
 
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Required, TypedDict, TypeVar
+from typing import Any, Generic, Literal, NotRequired, Required, TypedDict, TypeVar
 
 Config = dict[str, Any]
 """The table of a TOML file; `config.experiment` knows its fields."""
@@ -52,7 +52,10 @@ class Evaluation(Measures, total=False):
 
 
 class Terms(TypedDict, total=False):
-    """The terms of Eq. 2 and, where they are estimates, their standard errors."""
+    """The terms of Eq. 2 and, where they are estimates, their standard errors.
+
+    The terms are over the clients that were measured: all but those in `not_measured`.
+    """
 
     local_loss: float | None
     shift_loss: float | None
@@ -63,6 +66,7 @@ class Terms(TypedDict, total=False):
     shift_loss_error: float | None
     aggregation_loss_error: float | None
     total_loss_error: float | None
+    not_measured: list[str]  # clients without a measured loss; absent if there are none
 
 
 class Traffic(TypedDict, total=False):
@@ -183,6 +187,7 @@ class CrossMatrix(TypedDict):
     sampled: list[int]
     cross_loss: list[list[float]]
     standard_errors: list[list[float]] | None
+    not_measured: NotRequired[list[str]]  # clients whose losses are missing: nan there is no divergence
 
 
 class CrossLine(CrossMatrix):
@@ -191,7 +196,7 @@ class CrossLine(CrossMatrix):
     round: int
     clients: list[str]
     sizes: list[int]
-    global_losses: list[float]
+    global_losses: list[float] | None  # None: the method has no global model
     global_errors: list[float] | None
 
 

@@ -12,6 +12,7 @@ CHECKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     data.size_imbalance,
     data.features,
     sites.absent,
+    losses.not_measured,
     losses.diverged,
     predictions.nothing_learned,
     predictions.never_predicted,

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from numpy.typing import ArrayLike
 
-from fedld.analysis.decomposition import Decomposition, decompose
+from fedld.analysis.decomposition import Decomposition, decompose_line
 from fedld.analysis.diagnosis.thresholds import limit
 from fedld.analysis.heterogeneity import LabelMeasures, label_measures
 from fedld.records.schema import ClientLine, ConflictLine, CrossLine, Predictions, RoundLine, TrialRecord
@@ -46,9 +46,10 @@ class Evidence:
 
     @cached_property
     def decompositions(self) -> list[tuple[int, Decomposition]]:
-        """Eq. 2 of every recorded round, in order."""
+        """Eq. 2 of every recorded round in which a client that trained was measured, in order."""
         lines = sorted(self.cross_losses, key=lambda line: int(line["round"]))
-        return [(int(line["round"]), decompose_line(line)) for line in lines]
+        terms = [(int(line["round"]), decompose_line(line)) for line in lines]
+        return [(round_, found) for round_, found in terms if found is not None]
 
     @property
     def trials(self) -> list[TrialRecord]:
@@ -100,18 +101,6 @@ def warning(
 ) -> Finding:
     """A finding that something hurts, by the named thresholds."""
     return Finding(rule, "warning", sentence, numbers, {name: limit(name) for name in thresholds}, advice)
-
-
-def decompose_line(line: CrossLine) -> Decomposition:
-    """Decomposition of one line of cross_loss.jsonl."""
-    return decompose(
-        line["cross_loss"],
-        line["global_losses"],
-        line["sizes"],
-        line["sampled"],
-        cross_error=line.get("standard_errors"),
-        global_error=line.get("global_errors"),
-    )
 
 
 def skewed(labels: LabelMeasures) -> bool:

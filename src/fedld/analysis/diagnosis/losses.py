@@ -17,7 +17,9 @@ ADVICE = {
 
 def diverged(evidence: Evidence) -> Iterator[Finding]:
     """Models whose loss is not finite."""
-    rounds = {t: d for t, d in evidence.decompositions if not d.finite}
+    no_global = {int(line["round"]) for line in evidence.cross_losses if line["global_losses"] is None}
+    decompositions = evidence.decompositions
+    rounds = {t: d for t, d in decompositions if d.diverged or not (d.finite or t in no_global)}
     if not rounds:
         return
     names = sorted({evidence.name(i) for d in rounds.values() for i in d.diverged})
@@ -28,6 +30,24 @@ def diverged(evidence: Evidence) -> Iterator[Finding]:
         {"rounds": sorted(rounds), "clients": names},
         (),
         "Lower the learning rate, clip updates, or leave this client out.",
+    )
+
+
+def not_measured(evidence: Evidence) -> Iterator[Finding]:
+    """Rounds whose decomposition lacks clients, because their losses were not measured."""
+    missing = {int(line["round"]): list(line.get("not_measured") or ()) for line in evidence.cross_losses}
+    missing = {round_: clients for round_, clients in sorted(missing.items()) if clients}
+    if not missing:
+        return
+    names = list(dict.fromkeys(name for clients in missing.values() for name in clients))
+    rounds = listing([str(round_) for round_ in missing])
+    yield warning(
+        "not_measured",
+        f"The losses of {listing(names)} were not all measured in round {rounds}: the decomposition there is "
+        "over the other clients.",
+        {str(round_): clients for round_, clients in missing.items()},
+        (),
+        "These values are missing, which says nothing about the model: see why these clients were away.",
     )
 
 

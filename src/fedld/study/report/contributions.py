@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedld.analysis.diagnosis.evidence import decompose_line
+from fedld.analysis import decompose_line
 from fedld.records.reader import Run, by_label, longest_run
 from fedld.study.report.chart import Chart, Floats, Look, legend, settle, short
 from fedld.study.report.style import MUTED, SURFACE, drawing, new_figure
@@ -16,10 +16,11 @@ def contributions_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Char
     """Shift of every client's model and what aggregation does to every client's data, one dot a method."""
     found: dict[str, tuple[int, Floats, Floats]] = {}
     for label, own in by_label(runs).items():
-        if lines := longest_run(own).cross_loss.lines:
-            line = lines[-1]
-            d, count = decompose_line(line), len(line["clients"])
-            shift = np.full(count, np.nan)
+        lines = longest_run(own).cross_loss.lines
+        decomposed = [(line, d) for line in lines if (d := decompose_line(line)) is not None]
+        if decomposed:
+            line, d = decomposed[-1]
+            shift = np.full(len(line["clients"]), np.nan)
             shift[list(d.sampled)] = d.shift_by_model
             found[label] = (line["round"], shift, d.aggregation_by_client)
     if not found:
