@@ -2,6 +2,7 @@
 
 import base64
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import nn
 
 from fedld.analysis.diagnosis.page import Diagnosis, diagnose_run
@@ -18,6 +18,7 @@ from fedld.config.experiment import Experiment
 from fedld.config.resolve import make_federation, make_method
 from fedld.engine.network import loaded, normalised
 from fedld.errors import FedLDError
+from fedld.models.files import read_model
 from fedld.records.reader import Run, read_run
 from fedld.records.schema import ClientLine, RoundLine, Summary
 from fedld.study.comparison import Comparison
@@ -47,7 +48,10 @@ class Result:
             raise FedLDError(f"{self.label} has no global model: every client keeps its own")
         method = make_method(self.experiment)
         federation = normalised(self.experiment, method.federation(make_federation(self.experiment)))
-        return loaded(self.experiment, method, federation, load_file(file))
+        content = read_model(file)
+        if content.note:
+            warnings.warn(content.note, stacklevel=2)
+        return loaded(self.experiment, method, federation, content.tensors)
 
     @property
     def rounds(self) -> list[RoundLine]:

@@ -2,6 +2,11 @@
 
 import csv
 import json
+import os
+import shutil
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +24,7 @@ from fedld.engine.loop import run
 from fedld.engine.saved import load_model
 from fedld.errors import FedLDError
 from fedld.records.table import read_predictions
+from fedld.results import Result
 
 TINY = {"rounds": 1, "model": "cnn", "workers": 0, "batch_size": 8, "image_size": 8, "min_size": 2}
 
@@ -173,3 +179,40 @@ def test_bad_input_is_one_sentence(trained, pictures, tmp_path):
         assert isinstance(result.exception, FedLDError)
         assert sentence in str(result.exception)
         assert not (tmp_path / "x.csv").exists()
+
+
+def test_a_flipped_bit_of_the_model_is_noticed_by_whoever_reads_it(trained, pictures, tmp_path):
+    """It gave other predictions once, with exit code 0."""
+    folder = shutil.copytree(trained, tmp_path / "run")
+    file = folder / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 64
+    file.write_bytes(content)
+    for command in (["predict", str(folder), str(pictures)], ["card", str(folder)]):
+        result = CliRunner().invoke(app, command)
+        assert isinstance(result.exception, FedLDError)
+        assert f"'{file}' is damaged" in str(result.exception)
+    settings = {"dataset": f"folder:{pictures}"}
+    with pytest.raises(FedLDError, match="is damaged"):
+        _ = Result(folder, "fedavg", make_experiment(TINY | settings)).model
+
+
+def test_a_model_without_a_checksum_is_used_with_a_note(trained, pictures, tmp_path):
+    file = changed(trained / "model.safetensors", tmp_path)
+    result = CliRunner().invoke(app, ["predict", str(file), str(pictures)])
+    assert result.exit_code == 0
+    assert "has no checksum" in result.stderr
+    assert len(result.stdout.splitlines()) == 41
+
+
+def test_a_device_is_written_to_and_stays_one(trained, pictures, tmp_path):
+    """`--out /dev/null` as root replaced the device by a file."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = ThreadPoolExecutor().submit(pipe.read_text)
+    predicted(trained, pictures, "--out", pipe)
+    assert len(reading.result().splitlines()) == 41
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    predicted(trained, pictures, "--out", os.devnull)
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+    assert not Path(f"{os.devnull}.tmp").exists()

@@ -10,8 +10,9 @@ from fedld.analysis.sites import site_result
 from fedld.config.experiment import make_experiment
 from fedld.config.resolve import make_federation
 from fedld.engine.loop import resume, run
-from fedld.engine.saved import load_model, read_model_file
+from fedld.engine.saved import load_model
 from fedld.errors import FedLDError, Interrupted
+from fedld.models.files import read_model
 from fedld.records.reader import read_run
 from fedld.records.schema import ROUNDS
 from fedld.records.table import read_predictions
@@ -44,7 +45,8 @@ def settings(data, **changes):
 
 
 def best(out):
-    return read_model_file(out / "best.safetensors")
+    best = read_model(out / "best.safetensors")
+    return best.metadata, best.tensors
 
 
 def assert_same_best(one, other):

@@ -18,6 +18,7 @@ from fedld.aggregation.files import file_source
 from fedld.config.experiment import make_experiment, read_toml
 from fedld.data import DataSpec, load
 from fedld.models import build, load_weights
+from fedld.models.files import model_bytes, read_model
 from fedld.records.reader import read
 
 
@@ -145,8 +146,8 @@ def _png(rng: random.Random) -> bytes:
 
 
 def make_case(rng: random.Random, folder: Path) -> Callable[[], object]:
-    """One bad file of one of eight kinds, and whoever reads it."""
-    match rng.choice(["npz", "npz", "folder", "lists", "pth", "safetensors", "npy", "toml", "run"]):
+    """One bad file of one of nine kinds, and whoever reads it."""
+    match rng.choice(["npz", "npz", "folder", "lists", "pth", "safetensors", "model", "npy", "toml", "run"]):
         case "npz":
             _place(folder / "own.npz", _archive(rng), rng)
             return lambda: load(DataSpec(f"npz:{folder}/own.npz", clients=2, min_size=1))
@@ -194,6 +195,10 @@ def make_case(rng: random.Random, folder: Path) -> Callable[[], object]:
             return lambda: (file_source if read_both else _weights)(
                 [folder / "w.safetensors"] if read_both else folder / "w.safetensors"
             )
+        case "model":
+            file = folder / "model.safetensors"
+            _place(file, model_bytes({"fc.weight": torch.ones(3, 4)}, {"round": "1", "fedld": "{}"}), rng)
+            return lambda: _sound_model(file)
         case "npy":
             _place(folder / "u.npy", _npy(np.ones((7,), np.float32)), rng)
             return lambda: file_source([folder / "u.npy"])
@@ -218,6 +223,15 @@ def make_case(rng: random.Random, folder: Path) -> Callable[[], object]:
             return lambda: [
                 (run.summary, run.rounds.lines, run.series("accuracy")) for run in read([folder]).runs
             ]
+
+
+def _sound_model(path: Path) -> object:
+    """A model file with a checksum is as it was written, or it is refused."""
+    found = read_model(path)
+    if found.checked:
+        assert (found.tensors["fc.weight"] == 1).all()
+        assert {**found.metadata, "sha256": ""} == {"round": "1", "fedld": "{}", "sha256": ""}
+    return found
 
 
 def _weights(path: Path) -> object:

@@ -21,6 +21,8 @@ def predict(
     from fedld.records.writer import write_atomically
 
     saved = load_model(model)
+    if saved.note:
+        typer.echo(f"note: {saved.note}", err=True)
     channels, height, width = saved.facts.input_shape
     names: list[str] = []
     told = []

@@ -6,11 +6,8 @@ The file itself tells of which round it is and how well it did, so a run that is
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import save
-
-from fedld.engine.saved import read_model_file
 from fedld.errors import FedLDError
+from fedld.models.files import model_bytes, read_model
 from fedld.records.schema import RoundLine
 from fedld.records.writer import write_atomically
 
@@ -30,13 +27,13 @@ def keep_best(folder: Path, line: RoundLine, export: Export) -> None:
 def seal_best(folder: Path, provenance: Mapping[str, str]) -> None:
     """At the run's end: the best model says where it comes from, as the last one does."""
     if provenance and (folder / BEST).exists():
-        metadata, state = read_model_file(folder / BEST)
-        write_atomically(folder / BEST, save(state, {**metadata, **provenance}))
+        best = read_model(folder / BEST)
+        write_atomically(folder / BEST, model_bytes(best.tensors, {**best.metadata, **provenance}))
 
 
 def _least(file: Path) -> float:
     """The loss to beat; a file that is missing or damaged is beaten by any."""
     try:
-        return float(read_model_file(file)[0]["validation_loss"])
-    except (FedLDError, SafetensorError, KeyError, ValueError):
+        return float(read_model(file).metadata["validation_loss"])
+    except (FedLDError, KeyError, ValueError):
         return float("inf")

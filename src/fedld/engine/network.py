@@ -6,7 +6,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedld.config.experiment import Experiment
@@ -16,6 +15,7 @@ from fedld.errors import FedLDError
 from fedld.layout import Layout, Tree
 from fedld.methods import Method
 from fedld.models import MODELS, Model, Trunk, batchnorm_names, build, cut, load_weights, own_network
+from fedld.models.files import model_bytes
 from fedld.models.standardise import standardise_head
 
 IMAGENET: tuple[tuple[float, ...], ...] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -83,7 +83,7 @@ def exported(
     Its metadata say how to use it (`fedld.engine.saved`) and where it comes from.
     """
     tensors = {**whole_network(experiment, federation).state_dict(), **layout.export(weights)}
-    return save(tensors, to_metadata(facts_of(experiment, federation)) | provenance)
+    return model_bytes(tensors, to_metadata(facts_of(experiment, federation)) | provenance)
 
 
 def loaded(experiment: Experiment, method: Method, federation: Federation, state: Tree) -> nn.Module:

@@ -12,8 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import nn
 
 from fedld import __version__
 from fedld.config.experiment import Experiment
@@ -23,6 +22,7 @@ from fedld.local.samples import Samples
 from fedld.methods import METHODS
 from fedld.models import MODELS, Model, build, own_network
 from fedld.models.build import NAMES
+from fedld.models.files import read_model
 from fedld.models.standardise import standardise_head
 
 KEY = "fedld"
@@ -69,10 +69,14 @@ def to_metadata(facts: Facts) -> dict[str, str]:
 
 @dataclass(frozen=True, eq=False)
 class SavedModel:
-    """A network with its weights, and what it was trained to look at."""
+    """A network with its weights, and what it was trained to look at.
+
+    note: what a user must know of the file: that it has no checksum.
+    """
 
     facts: Facts
     network: nn.Module
+    note: str | None = None
 
     @torch.no_grad()
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
@@ -91,25 +95,15 @@ def load_model(path: Path) -> SavedModel:
             why = "the run is unfinished, or every client keeps its own"
             raise FedLDError(f"'{path}' has no global model: {why}")
         raise FedLDError(f"there is no model '{file}'")
-    metadata, state = read_model_file(file)
-    facts = _facts(metadata.get(KEY), file)
+    content = read_model(file)
+    facts = _facts(content.metadata.get(KEY), file)
     network = _network(facts, file)
     try:
-        network.load_state_dict(state)
+        network.load_state_dict(content.tensors)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise FedLDError(f"'{file}' does not hold the network it names: {reason}") from None
-    return SavedModel(facts, network.eval())
-
-
-def read_model_file(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Metadata and tensors of a safetensors file."""
-    try:
-        with safe_open(file, "pt") as content:
-            state = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-            return content.metadata() or {}, state
-    except (SafetensorError, OSError, ValueError) as error:
-        raise FedLDError(f"'{file}' is no readable safetensors file: {error}") from None
+    return SavedModel(facts, network.eval(), content.note)
 
 
 def _facts(text: str | None, file: Path) -> Facts:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedld.errors import FedLDError
 from fedld.models.base import Model
+from fedld.models.files import read_model
 from fedld.models.naming import torchvision_names
 
 
@@ -106,9 +106,11 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise FedLDError(f"weights file '{path}' must end in .safetensors, .pth or .pt")
     try:
         if path.suffix == ".safetensors":
-            state: Any = load_file(path)
+            state: Any = read_model(path).tensors
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
+    except FedLDError as error:
+        raise FedLDError(f"weights file '{path}' cannot be read: {error}") from None
     except Exception as error:  # a damaged archive makes the readers raise almost anything
         reason = "it is corrupt or holds pickled objects, which are never loaded"
         raise FedLDError(f"weights file '{path}' cannot be read: {reason}") from error

@@ -53,13 +53,26 @@ def _clean(value: Any) -> Any:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write aside, sync, rename: a reader sees the old file or the new one."""
+    """Write aside, sync, rename: a reader sees the old file or the new one.
+
+    What is no regular file (a pipe, a device) is written to directly: renaming would replace it by a file.
+    """
+    if _special(path):
+        with path.open("wb") as stream:
+            stream.write(content)
+        return
     aside = path.with_name(path.name + ".tmp")
     with aside.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(aside, path)
+
+
+def _special(path: Path) -> bool:
+    """Whether something is there that is not a plain file on a disk."""
+    link = path.is_symlink() and any(path.absolute().is_relative_to(folder) for folder in ("/dev", "/proc"))
+    return path.exists() and (link or not path.is_file())  # /dev/stdout is a link, to a file if redirected
 
 
 def each_line(folder: Path, file: RecordFile[L]) -> Iterator[L]:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from fedld.analysis.diagnosis.page import diagnose_run
 from fedld.analysis.sites import SiteResult
 from fedld.errors import FedLDError
+from fedld.models.files import ModelFile, read_model
 from fedld.records.reader import Run, clean, read_object, read_run
 from fedld.records.schema import Summary, Which
 from fedld.records.table import read_predictions
@@ -194,15 +193,17 @@ def make_card(path: Path, positive: str | None = None, specificity: float | None
     federation = read_object(path / "federation.json") or {}
     table = read_predictions(path / "predictions.csv")
     everybody, sites = site_results(table, positive, specificity) if table else (None, {})
+    file = _model_file(path / "model.safetensors")
     few = [f"{clean(name)} ({one.pictures})" for name, one in sites.items() if one.pictures < FEW]
     limits = [finding.sentence for finding in diagnosis.warnings]
     limits += [f"Few test pictures, so hardly sure: {', '.join(few)}."] if few else []
+    limits += [file.note] if file and file.note else []
     limits += [f"Not measured: {', '.join(diagnosis.not_measured)}."] if diagnosis.not_measured else []
     return ModelCard(
         run,
         run.summary,
         federation,
-        _metadata(path / "model.safetensors"),
+        file.metadata if file else {},
         everybody,
         sites,
         measured_at_sites(run.summary),
@@ -216,11 +217,6 @@ def _row(name: str, one: SiteResult, *model: str) -> list[str]:
     return [name, *model, str(one.pictures), *map(str, one.estimates)]
 
 
-def _metadata(file: Path) -> dict[str, str]:
-    if not file.is_file():
-        return {}
-    try:
-        with safe_open(file, "pt") as content:
-            return dict(content.metadata() or {})
-    except (SafetensorError, OSError) as error:
-        raise FedLDError(f"'{file}' is no readable safetensors file: {error}") from None
+def _model_file(file: Path) -> ModelFile | None:
+    """The run's model, checked; None if every client keeps its own."""
+    return read_model(file) if file.is_file() else None
