@@ -205,6 +205,17 @@ def test_feddisco_leaves_out_a_client_of_one_class(softmax_regression):
     torch.testing.assert_close(server.weights, before + combined.update)
 
 
+def test_feddiscos_weights_are_those_of_the_released_code(softmax_regression):
+    """Divergences count as shares of their sum over the round: p = 1/3, d = (1, 3, 0)/4, a = 0.5, b = 0.1."""
+    federation = softmax_regression(METHODS["feddisco"])
+    federation.round()
+    message = [{"discrepancy": torch.tensor(d, dtype=torch.float64)} for d in (1.0, 3.0, 0.0)]
+    replies = replace(federation.replies, updates=torch.eye(3, 15, dtype=torch.float64), messages=message)
+    _, combined = federation.method.server_update(federation.server, replies)
+    raw = torch.tensor([1 / 3 - 0.5 / 4 + 0.1, 1 / 3 - 1.5 / 4 + 0.1, 1 / 3 + 0.1], dtype=torch.float64)
+    torch.testing.assert_close(combined.update[:3], raw / raw.sum())
+
+
 def test_ga_gives_weight_to_the_client_whose_loss_rose(softmax_regression):
     federation = softmax_regression(GeneralisationAdjustment(d=0.3))
     federation.round()

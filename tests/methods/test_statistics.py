@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fedld.aggregation import make_rule
+from fedld.engine.screening import refusals
 from fedld.layout import Layout
 from fedld.methods import METHODS, Replies
 
@@ -30,10 +31,24 @@ def replies(spoil=lambda views: None, clients=5):
 
 
 def after(rule, found, **options):
-    method = replace(METHODS["fedavg"], rule=make_rule(rule), **options)
-    server = method.init(torch.zeros(found.layout.size), found.layout, found.sizes)
-    server, combined = method.server_update(server, found)
-    return found.layout.views(server.weights), combined.report
+    """The server's step: screening, then the method on the clients that are left."""
+    method, layout = replace(METHODS["fedavg"], rule=make_rule(rule), **options), found.layout
+    rows = dict(zip(found.clients, found.updates, strict=True))
+    messages = dict(zip(found.clients, found.messages, strict=True))
+    refused = refusals(method, layout, rows, messages)
+    keep = [k for k, name in enumerate(found.clients) if name not in refused]
+    accepted = replace(
+        found,
+        clients=tuple(found.clients[k] for k in keep),
+        rows=keep,
+        sizes=tuple(found.sizes[k] for k in keep),
+        messages=[found.messages[k] for k in keep],
+        updates=found.updates[keep],
+        steps=tuple(found.steps[k] for k in keep),
+    )
+    server = method.init(torch.zeros(layout.size), layout, found.sizes)
+    server, combined = method.server_update(server, accepted)
+    return layout.views(server.weights), combined.without(refused).report
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "krum", "norm-clip", "geometric-median"])

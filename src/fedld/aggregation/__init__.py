@@ -12,7 +12,7 @@ from fedld.aggregation.principal import Mean, Principal
 from fedld.aggregation.report import Report
 from fedld.aggregation.robust import CenteredClip, CosineFilter, GeometricMedian, Krum, MultiKrum, NormClip
 from fedld.aggregation.rule import RULES, CoordinateRule, Extras, GramRule, Rule, make_rule
-from fedld.aggregation.screen import Outlier, statistic_problem
+from fedld.aggregation.screen import Outlier, statistic_problem, too_long
 from fedld.aggregation.sketch import CountSketch
 from fedld.aggregation.sources import Source, TensorSpec
 from fedld.registry import plugins
@@ -60,4 +60,5 @@ __all__ = [
     "location_of",
     "make_rule",
     "statistic_problem",
+    "too_long",
 ]

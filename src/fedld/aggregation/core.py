@@ -47,6 +47,11 @@ class Aggregate:
         """A step that is `factor` times as long, and says so."""
         return replace(self, update=factor * self.update, diagnostics=self.report.scaled(factor))
 
+    def without(self, refused: Mapping[str, str]) -> "Aggregate":
+        """The same aggregate; its report also names clients that were refused before it was computed."""
+        rejected = {**refused, **self.report.rejected}
+        return replace(self, diagnostics=replace(self.report, rejected=rejected)) if refused else self
+
     @property
     def report(self) -> Report:
         """The diagnostics, if they were asked for."""

@@ -35,6 +35,25 @@ class Outlier:
         return f"{self.client}: its update {what} (z {self.z:.1f})"
 
 
+def too_long(
+    lengths: Array, names: Sequence[str], max_ratio: float | None, *, what: str = "update"
+) -> dict[str, str]:
+    """Clients whose length is more than `max_ratio` times the median of all, and why they are refused.
+
+    >>> too_long(np.array([1.0, 1.0, 30.0]), ["a", "b", "c"], 10)
+    {'c': 'its update is 30 times as long as the median, more than 10 times is refused'}
+    """
+    median = float(np.median(lengths)) if len(lengths) else 0.0
+    if max_ratio is None or not median > 0:
+        return {}
+    return {
+        name: f"its {what} is {length / median:.3g} times as long as the median, "
+        f"more than {max_ratio:g} times is refused"
+        for name, length in zip(names, lengths.tolist(), strict=True)
+        if length > max_ratio * median
+    }
+
+
 def screen(
     K: Array, names: Sequence[str], refused: Mapping[str, str], max_ratio: float | None, least: int
 ) -> tuple[list[int], dict[str, str]]:
@@ -45,17 +64,12 @@ def screen(
     with np.errstate(invalid="ignore"):
         lengths = np.sqrt(np.diagonal(K, axis1=1, axis2=2).sum(axis=0))
     rejected = {name: refused[name] for name in names if name in refused}
-    sound = [i for i, name in enumerate(names) if name not in rejected and np.isfinite(lengths[i])]
-    median = float(np.median(lengths[sound])) if sound else 0.0
     for name, length in zip(names, lengths, strict=True):
-        if name in rejected:
-            continue
-        if not np.isfinite(length):
+        if name not in rejected and not np.isfinite(length):
             nan = np.isnan(length)
             rejected[name] = f"its update holds {'NaN' if nan else 'infinite or too large numbers'}"
-        elif max_ratio is not None and length > max_ratio * median > 0:
-            times = f"{length / median:.3g} times as long as the median"
-            rejected[name] = f"its update is {times}, more than {max_ratio:g} times is refused"
+    sound = [i for i, name in enumerate(names) if name not in rejected]
+    rejected |= too_long(lengths[sound], [names[i] for i in sound], max_ratio)
     keep = [i for i, name in enumerate(names) if name not in rejected]
     if len(keep) < max(1, least):
         raise FedLDError(

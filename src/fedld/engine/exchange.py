@@ -19,6 +19,7 @@ from fedld.engine.jobs import (
     TrainJob,
 )
 from fedld.engine.recording import exclusion, total, traffic
+from fedld.engine.screening import long_messages
 from fedld.errors import FedLDError
 from fedld.layout import Tree
 from fedld.methods import Messages, Server
@@ -106,12 +107,15 @@ class Exchange:
                 raise error
         return {job.incoming.client: result for job, result in zip(jobs, results, strict=True)}
 
-    def check_quorum(self, results: Mapping[str, Any], used: Collection[str]) -> None:
-        """End the run where too few clients of a round can be used."""
+    def check_quorum(
+        self, results: Mapping[str, Any], used: Collection[str], refused: Mapping[str, str] | None = None
+    ) -> None:
+        """End the run where too few clients of a round can be used; `refused` says why some cannot."""
         needed = self.setup.experiment.quorum(len(results))
         if len(used) >= needed:
             return
-        why = [f"{client}: {exclusion(result)}" for client, result in results.items() if client not in used]
+        reasons = {client: exclusion(result) for client, result in results.items()} | dict(refused or {})
+        why = [f"{client}: {reasons[client]}" for client in results if client not in used]
         raise FedLDError(
             f"round {self.state.round + 1}: {len(used)} usable clients, at least "
             f"{needed} needed ({'; '.join(why)}); {self.what_is_kept()}"
@@ -120,12 +124,15 @@ class Exchange:
     def gather(self, jobs: Sequence[PrepareJob]) -> tuple[Messages, dict[str, Any]]:
         """Sound messages of an exchange without training, and the results of the clients that sent none."""
         results = self.handle_failures(jobs, self.do(jobs))
-        fine = {name: isinstance(one, Prepared) and one.finite for name, one in results.items()}
-        sound = [name for name in results if fine[name]]
+        received = {name: one.message for name, one in results.items() if isinstance(one, Prepared)}
+        finite = {name: message for name, message in received.items() if results[name].finite}
+        for name, why in long_messages(self.setup.method, finite).items():
+            results[name] = Failure(why, "", "rejected")
+        sound = [name for name in finite if isinstance(results[name], Prepared)]
         self.check_quorum(results, sound)
-        messages = Messages(**self.senders(sound), messages=[results[name].message for name in sound])
-        self.count(messages, [job.incoming.message for job in jobs])
-        return messages, {name: result for name, result in results.items() if not fine[name]}
+        messages = Messages(**self.senders(sound), messages=[received[name] for name in sound])
+        self.count([*received.values()], [job.incoming.message for job in jobs], updates=False)
+        return messages, {name: result for name, result in results.items() if name not in sound}
 
     def senders(self, clients: Collection[str]) -> dict[str, Any]:
         """Who sent some messages, and how much each counts."""
@@ -136,9 +143,9 @@ class Exchange:
             "client_weights": self.setup.method.client_weights,
         }
 
-    def count(self, received: Messages, sent: Sequence[Tree]) -> None:
+    def count(self, received: Sequence[Tree], sent: Sequence[Tree], *, updates: bool) -> None:
         """Enter the bytes of an exchange into the round's account."""
-        self._bytes.append(traffic(self.setup, self.state.server, received, sent))
+        self._bytes.append(traffic(self.setup, self.state.server, received, sent, updates=updates))
 
     def settle(self) -> Traffic:
         """Bytes of all exchanges since the last call."""

@@ -11,7 +11,7 @@ from fedld.aggregation import Aggregate
 from fedld.engine.jobs import Failure, Setup, Trained
 from fedld.layout import Tree
 from fedld.local.client import MEASURED
-from fedld.methods import Messages, Replies, Server
+from fedld.methods import Replies, Server
 from fedld.records.schema import ClientLine, ConflictLine, Reason, RoundLine, Traffic, TrainingRecord
 
 GRAM_CLIENTS = 100
@@ -115,15 +115,17 @@ def reason(result: Any) -> Reason:
     return "rejected" if result.finite else "not finite"
 
 
-def traffic(setup: Setup, server: Server, received: Messages, sent: Sequence[Tree]) -> Traffic:
+def traffic(
+    setup: Setup, server: Server, received: Sequence[Tree], sent: Sequence[Tree], *, updates: bool
+) -> Traffic:
     """Bytes of one exchange, up and down: shared weights and messages, counted, not estimated.
 
+    `received` are the messages of all clients that replied, each beside an update where there are `updates`;
     `sent` are the messages that the clients of this round got for themselves.
     """
     model, common = 4 * setup.layout.shared_size, _bytes(setup.method.broadcast(server))
-    updates = len(received.clients) if isinstance(received, Replies) else 0
     return {
-        "bytes_up": model * updates + sum(_bytes(message) for message in received.messages),
+        "bytes_up": model * len(received) * updates + sum(_bytes(message) for message in received),
         "bytes_down": sum((0 if "weights" in m else model) + common + _bytes(m) for m in sent),
     }
 

@@ -6,7 +6,6 @@ so checkpoints, worker processes and Flower records come for free.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -21,10 +20,8 @@ from fedld.aggregation import (
     Vote,
     aggregate,
     location_of,
-    statistic_problem,
 )
 from fedld.data import Federation
-from fedld.errors import FedLDError
 from fedld.layout import Layout, Tree
 from fedld.local import Context, LocalClient, Objective, Reply
 
@@ -99,33 +96,17 @@ class Messages:
 
 @dataclass(frozen=True, kw_only=True)
 class Replies(Messages):
-    """What the server received in a round after training, client by client.
+    """What the server accepted in a round after training, client by client.
 
-    `updates` is the (m, D) matrix whose first `layout.shared` columns are G of the paper, row by row.
+    `updates` is the (m, D) matrix whose first `layout.shared` columns are G of the paper, row by row. Clients
+    whose reply was refused are not among them: a method cannot see what they sent.
     """
 
     layout: Layout
     updates: Tensor
     steps: tuple[float, ...]
-    rejected: Mapping[str, str] = field(default_factory=dict)
     measure: Callable[[Candidates, Tensor], Mapping[str, Vote | str]] | None = None
     """Ask this round's clients to measure candidate steps with the buffers that they will have."""
-
-    @cached_property
-    def refused(self) -> dict[str, str]:
-        """Clients that are left out (by name), and why: rejected, or with buffers that cannot be used."""
-        found = dict(self.rejected)
-        for name, row, message in zip(self.clients, self.updates, self.messages, strict=True):
-            vector = row
-            if "statistics" in message:
-                vector = row.clone()
-                self.layout.private_buffers(vector).copy_(message["statistics"])
-            statistics = (e for e in self.layout.entries if e.kind == "buffer")
-            known = (e for e in statistics if not e.private or "statistics" in message)
-            problems = (statistic_problem(entry.name, entry.view(vector)) for entry in known)
-            if reason := next(filter(None, problems), None):
-                found[name] = reason
-        return found
 
     @property
     def gradients(self) -> Tensor:
@@ -139,7 +120,8 @@ class Method:
 
     `objective`, `rule` and `client_weights` are parts of every method: margin control or the principal rule
     can be put around any of them, and clients count by size or alike in all that the method averages.
-    `max_weight` bounds a client's share and `max_update_ratio` its update's length (see `aggregate`).
+    `max_weight` bounds a client's share (see `aggregate`); a client whose update is longer than
+    `max_update_ratio` times the median is refused before the method sees the round's replies.
     """
 
     objective: Objective = field(default_factory=Objective)
@@ -153,6 +135,7 @@ class Method:
     personalised: ClassVar[bool] = False
     has_global: ClassVar[bool] = True
     calibrates: ClassVar[bool] = False  # whether an exchange with all clients follows the last round
+    prepared_lengths: ClassVar[tuple[str, ...]] = ()  # entries of `prepare` that `max_update_ratio` bounds
     reads_features: ClassVar[bool] = False  # of the incoming and the trained model: losses use the same pass
     starts_from_global: ClassVar[bool] = True  # a client's loss before training is then the global model's
 
@@ -211,8 +194,7 @@ class Method:
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
         """Next server state from this round's replies."""
         combined = self.aggregate(replies)
-        sound = replace(replies, rejected=combined.report.rejected)
-        return self.step(server, sound, combined.update), combined
+        return self.step(server, replies, combined.update), combined
 
     def loss(self, context: Context) -> Tensor:
         """What a client minimises on a batch: the objective, unless a method adds to it."""
@@ -235,7 +217,7 @@ class Method:
         """The rule applied to the clients' updates; where all stays with the clients nothing is combined."""
         if not replies.layout.shared:
             return self._compared(replies)
-        measure, buffers = replies.measure, self.buffers(replies)
+        measure = replies.measure
         return aggregate(
             replies.gradients,
             replies.sizes,
@@ -244,10 +226,8 @@ class Method:
             weights=replies.client_weights,
             tensors=replies.layout.tensors,
             clients=replies.clients,
-            refused=replies.refused,
             max_weight=self.max_weight,
-            max_update_ratio=self.max_update_ratio,
-            measure=None if measure is None else lambda candidates: measure(candidates, buffers),
+            measure=None if measure is None else lambda found: measure(found, self.buffers(replies)),
         )
 
     def buffers(self, replies: Replies) -> Tensor:
@@ -256,10 +236,7 @@ class Method:
 
     def _combine_buffers(self, replies: Replies, values: Tensor, *, private: bool) -> Tensor:
         """Mean of the clients' buffers (m, b), or median if the rule is robust."""
-        sound = torch.tensor([name not in replies.refused for name in replies.clients])
-        if not bool(sound.any()):
-            raise FedLDError(f"no client sent usable statistics: {'; '.join(replies.refused.values())}")
-        values, p = values[sound], replies.p[sound]
+        p = replies.p
         mean = location_of(self.rule, values, p / p.sum())
         return replies.layout.count_batches(mean, values, private=private)
 

@@ -13,14 +13,15 @@ from fedld.methods.base import Card, Method, Replies, Server
 class FedDisco(Method):
     """Discrepancy-aware collaboration: a client with an uneven label distribution counts for less.
 
-    weight_i ~ max(0, p_i - a d_i + b), where d_i = KL(label distribution of client i | uniform). Should no
-    weight be positive, the p_i remain.
+    weight_i ~ max(0, p_i - a d_i + b), where d_i is KL(label distribution of client i | uniform) divided by
+    its sum over the round's clients: a and b belong to that scale, as in the authors' released code. If no
+    weight is positive, the p_i remain.
     """
 
     a: float = 0.5
     b: float = 0.1
 
-    card: ClassVar[Card] = Card("FedDisco", "Ye et al. 2023", communication="a number up (d_i)")
+    card: ClassVar[Card] = Card("FedDisco", "Ye et al. 2023", communication="a number up (KL)")
 
     def client_update(self, client: LocalClient) -> Reply:
         """FedAvg's, and the client's discrepancy, which tells how uneven its labels are."""
@@ -31,7 +32,9 @@ class FedDisco(Method):
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
         """FedAvg's, with the weights of this round's clients changed."""
-        weights = replies.p - self.a * replies.stack("discrepancy") + self.b
+        found = replies.stack("discrepancy")
+        share = found / found.sum() if found.any() else found
+        weights = replies.p - self.a * share + self.b
         return super().server_update(server, replies.weighted(weights if weights.gt(0).any() else replies.p))
 
 

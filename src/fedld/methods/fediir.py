@@ -29,6 +29,8 @@ class FedIIR(Method):
 
     card: ClassVar[Card] = Card("FedIIR", "Guo et al. 2023", communication="head gradient each way")
 
+    prepared_lengths: ClassVar[tuple[str, ...]] = ("gradient",)
+
     def check(self, model: nn.Module) -> None:
         """It needs features and a head."""
         as_model(model)

@@ -121,14 +121,21 @@ def ditto(problem, lam):
 
 
 def feddisco(problem, a, b):
-    """Ye et al. 2023, Eq. 5: weights max(0, p_i - a d_i + b), normalised; d_i = KL(labels | uniform)."""
+    """Ye et al. 2023, Eq. 5, as released: weights max(0, p_i - a d_i + b), normalised.
+
+    d_i = KL_i / sum_j KL_j over the round's clients, where KL_i is KL(labels of i | uniform): `difference` in
+    `get_distribution_difference(..., metric="kl")`, then `disco_weight_adjusting`.
+    """
     w = problem.start
     for round_, sampled in problem.rounds:
-        raw = []
-        for i, p in zip(sampled, problem.p(sampled).tolist(), strict=True):
+        divergences = []
+        for i in sampled:
             labels = problem.clients[i][1].tolist()
             shares = [labels.count(c) / len(labels) for c in set(labels)]
-            raw.append(max(0.0, p - a * sum(s * math.log(s * CLASSES) for s in shares) + b))
+            divergences.append(sum(s * math.log(s * CLASSES) for s in shares))
+        raw = []
+        for p, divergence in zip(problem.p(sampled).tolist(), divergences, strict=True):
+            raw.append(max(0.0, p - a * divergence / (sum(divergences) or 1.0) + b))
         assert sum(raw) > 0
         models = [sgd(problem, w, round_, i) for i in sampled]
         w = sum(r / sum(raw) * model for r, model in zip(raw, models, strict=True))
