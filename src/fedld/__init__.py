@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from fedld.data import Federation
     from fedld.errors import FedLDError
     from fedld.frames import load
-    from fedld.local import Context, ContextObjective, LocalClient, Metric, Objective, Reply
+    from fedld.local import Context, ContextObjective, LocalClient, Objective, Reply
     from fedld.methods import Method
     from fedld.models import Model
     from fedld.results import Result, Study
+    from fedld.tasks import Measure, Metric
 
 PLACES = {
     "fedld.api": ("compare", "run"),
@@ -27,7 +28,8 @@ PLACES = {
     "fedld.data": ("Federation",),
     "fedld.methods": ("Method",),
     "fedld.models": ("Model",),
-    "fedld.local": ("Context", "ContextObjective", "LocalClient", "Metric", "Objective", "Reply"),
+    "fedld.local": ("Context", "ContextObjective", "LocalClient", "Objective", "Reply"),
+    "fedld.tasks": ("Measure", "Metric"),
     "fedld.aggregation": ("GramRule", "Rule", "aggregate"),
     "fedld.errors": ("FedLDError",),
 }
@@ -39,6 +41,7 @@ __all__ = [
     "Federation",
     "GramRule",
     "LocalClient",
+    "Measure",
     "Method",
     "Metric",
     "Model",

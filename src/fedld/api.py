@@ -15,12 +15,13 @@ from fedld.engine import loop
 from fedld.engine.exchange import Progress
 from fedld.engine.loop import Callback
 from fedld.errors import FedLDError
-from fedld.local import Metric, Objective
+from fedld.local import Objective
 from fedld.methods import Method
 from fedld.results import Result, Study
 from fedld.study.compare import plan, run_study
 from fedld.study.grid import Cell, run_cell
 from fedld.study.progress import RunBars, console
+from fedld.tasks import Metric
 
 Named = str | dict[str, Any]
 """A name, or a table of a name and options: {"name": "fedprox", "mu": 0.1}."""

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 import fedld
 from fedld import Federation, FedLDError
-from fedld.local.metrics import BUILT_IN, as_metric
 from fedld.records.schema import ROUNDS
 from fedld.records.writer import read_lines
 from fedld.study.measures import MEASURES
+from fedld.tasks import Classification, as_metric
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SETTINGS = {"rounds": 2, "lr": 0.2, "batch_size": 40, "workers": 0}
@@ -171,7 +171,7 @@ def test_an_own_metric_decides_a_study(parts, given, tmp_path):
 
 
 def test_built_in_measures_have_names_that_metrics_may_not_have():
-    assert set(MEASURES) == set(BUILT_IN)
+    assert list(MEASURES) == [measure.name for measure in Classification.measures]
 
 
 def test_an_own_metric_is_known_at_every_client_with_test_images():

@@ -68,7 +68,7 @@ def test_no_measurement_of_few_images_leaves(ask):
         assert f"not {samples}" in ask(jobs=[CANDIDATES | {"samples": samples}]).error
     assert ask("decompose_samples = 50").results[0]["count"] == 50
     assert ask(jobs=[CANDIDATES | {"samples": 64}]).results[0]["count"] == 64
-    assert ask(jobs=[{"kind": "personal", **HERE}], **{"min-images": 200}).results[0]["own_accuracy"] is None
+    assert ask(jobs=[{"kind": "personal", **HERE}], **{"min-images": 200}).results[0]["own"] is None
     test = [{"kind": "site-test", **HERE}]
     assert ask(jobs=test).results[0]["models"]["global"]["pictures"] == 86
     assert ask(jobs=test, **{"min-images": 87}).results[0]["models"] == {}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedld.config.experiment import make_experiment
-from fedld.config.resolve import make_training
+from fedld.engine.jobs import Parts
 from fedld.errors import FedLDError
 from fedld.local.schedule import Schedule
 
@@ -30,7 +30,7 @@ def test_cosine_is_half_way_in_the_middle():
 
 def test_a_round_trains_at_its_rate():
     experiment = make_experiment({"rounds": 4, "lr": 0.2, "lr_schedule": "step", "lr_step": 1})
-    found = [make_training(experiment, round_) for round_ in (1, 2, 3)]
+    found = [Parts.of(experiment).training_in(round_) for round_ in (1, 2, 3)]
     assert [t.lr * t.factor for t in found] == pytest.approx([0.2, 0.02, 0.002])
 
 

@@ -7,13 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 from fedld.analysis.intervals import accuracy_interval
-from fedld.analysis.metrics import auroc
 from fedld.cli import app
 from fedld.config.experiment import make_experiment
 from fedld.engine.loop import run
 from fedld.errors import FedLDError
 from fedld.records.table import read_predictions
 from fedld.study.card import make_card
+from fedld.tasks.scores import auroc
 
 TINY = {"rounds": 1, "model": "cnn", "workers": 0, "image_size": 8}
 

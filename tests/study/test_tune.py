@@ -115,7 +115,7 @@ def test_another_measure_decides_among_the_same_trials(tmp_path):
 
 def test_of_a_measure_of_which_less_is_better_the_least_wins(tmp_path, monkeypatch):
     (tmp_path / "mine_errors.py").write_text(
-        "import fedld\nfrom fedld.local.metrics import as_metric\n"
+        "import fedld\nfrom fedld.tasks.metrics import as_metric\n"
         "wrong = as_metric(lambda logits, labels: (logits.argmax(1) != labels).float())\n"
         "errors = fedld.Metric(wrong.sums, wrong.value, better='less')\n"
     )

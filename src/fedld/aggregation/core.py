@@ -22,7 +22,7 @@ from fedld.aggregation.inputs import (
     check_reference,
 )
 from fedld.aggregation.location import capped, weighted_mean, weighted_median
-from fedld.aggregation.measured import Measure, Measured, Trial
+from fedld.aggregation.measured import Ask, Measured, Trial
 from fedld.aggregation.report import Alignment, Report, alignment, make_report, sketch_error
 from fedld.aggregation.rule import Array, CoordinateRule, Extras, GramRule, Rule
 from fedld.aggregation.screen import outliers, screen
@@ -72,7 +72,7 @@ def aggregate(
     clients: Sequence[str] | None = None,
     min_clients: int = 1,
     reference: torch.Tensor | None = None,
-    measure: Measure | None = None,
+    measure: Ask | None = None,
     max_weight: float | None = None,
     max_update_ratio: float | None = None,
     refused: Mapping[str, str] | None = None,
@@ -195,7 +195,7 @@ class Step:
     trial: Trial | None = None
 
 
-def _step(rule: Rule, problem: Problem, measure: Measure | None) -> Step:
+def _step(rule: Rule, problem: Problem, measure: Ask | None) -> Step:
     """The rule's aggregate."""
     K, halves = problem.grams.K, problem.grams.halves
     if isinstance(rule, GramRule):

@@ -58,7 +58,7 @@ class Vote:
         return None
 
 
-Measure = Callable[[Candidates], Mapping[str, Vote | str]]
+Ask = Callable[[Candidates], Mapping[str, Vote | str]]
 """Ask the clients: by name, what each measured, or why it did not."""
 
 
@@ -152,7 +152,7 @@ class Measured(Rule):
                 raise FedLDError(f"measured: a length of {length:g} is not a positive number")
         return lengths
 
-    def choose(self, basis: torch.Tensor, weights: Mapping[str, float], measure: Measure | None) -> Trial:
+    def choose(self, basis: torch.Tensor, weights: Mapping[str, float], measure: Ask | None) -> Trial:
         """Ask the clients and count their votes; `weights` are p by client."""
         if measure is None:
             raise FedLDError("the rule 'measured' asks clients: give `measure`, or use it in an experiment")

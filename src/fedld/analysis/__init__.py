@@ -5,7 +5,6 @@ from fedld.analysis.diagnosis.checks import diagnose
 from fedld.analysis.diagnosis.evidence import Evidence, Finding
 from fedld.analysis.diagnosis.thresholds import THRESHOLDS
 from fedld.analysis.heterogeneity import LabelMeasures, feature_distances, feature_shift, label_measures
-from fedld.analysis.metrics import calibration, confusion, evaluate_logits
 from fedld.analysis.statistics import PairedDifference, holm, paired_difference
 from fedld.analysis.updates import Split, UpdateMeasures, gram_report, split, update_measures
 
@@ -18,12 +17,9 @@ __all__ = [
     "PairedDifference",
     "Split",
     "UpdateMeasures",
-    "calibration",
-    "confusion",
     "decompose",
     "decompose_line",
     "diagnose",
-    "evaluate_logits",
     "feature_distances",
     "feature_shift",
     "gram_report",

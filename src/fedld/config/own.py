@@ -16,9 +16,10 @@ from torch import nn
 from fedld.aggregation import RULES, Rule
 from fedld.data import DATASETS, Federation
 from fedld.errors import FedLDError
-from fedld.local import OBJECTIVES, as_metric, as_objective
+from fedld.local import OBJECTIVES, as_objective
 from fedld.methods import METHODS, Method
 from fedld.registry import import_value, is_import_path, name_of, options_of
+from fedld.tasks import as_metric
 
 Own = Mapping[str, Any]
 """Values by the setting that names them."""

@@ -8,12 +8,12 @@ from fedld.aggregation import make_rule
 from fedld.config.experiment import Experiment, PartSettings
 from fedld.data import AUGMENTATIONS, DataSpec, Federation, check_names, load
 from fedld.errors import FedLDError
-from fedld.local import METRICS, OBJECTIVES, Metric, Objective, Training
-from fedld.local.metrics import BUILT_IN
+from fedld.local import OBJECTIVES, Objective, Training
 from fedld.local.schedule import Schedule
 from fedld.methods import METHODS, Method
 from fedld.models import MODELS, NAMES, hidden_units
 from fedld.registry import call_with, configure, find, name_of, options_of
+from fedld.tasks import METRICS, Classification, Metric, Task
 
 
 def check(experiment: Experiment) -> None:
@@ -50,13 +50,21 @@ def make_method(experiment: Experiment) -> Method:
     return method
 
 
+def make_task(experiment: Experiment) -> Task:
+    """What is learned and how it is judged."""
+    return Classification()
+
+
 def make_metrics(experiment: Experiment) -> dict[str, Metric]:
     """The measures beside the built-in ones, by name."""
     own = experiment.own.get("metrics", {})
     short = {name: name.rpartition(":")[2].rpartition(".")[2] for name in experiment.metrics}
+    built_in = {measure.name for measure in make_task(experiment).measures}
     for name in experiment.metrics:
-        if short[name] in BUILT_IN:
+        if short[name] in built_in:
             raise FedLDError(f"metric '{name}' is measured in every run: give one of your own another name")
+        if list(short.values()).count(short[name]) > 1:
+            raise FedLDError(f"two metrics are called '{short[name]}': give one of them another name")
     return {short[name]: own.get(name) or find(METRICS, name, "metric") for name in experiment.metrics}
 
 
@@ -105,15 +113,19 @@ def _data_options(experiment: Experiment) -> dict[str, Any]:
     return {**shared, "seed": seed, "test_seed": experiment.data_seed or 0, **experiment.data}
 
 
-def make_training(experiment: Experiment, round_: int = 1) -> Training:
-    """How every client trains in a round."""
-    schedule = Schedule(
+def make_schedule(experiment: Experiment) -> Schedule:
+    """The learning rate over the rounds."""
+    return Schedule(
         experiment.lr_schedule,
         experiment.rounds,
         experiment.lr_warmup,
         experiment.lr_step,
         experiment.lr_decay,
     )
+
+
+def make_training(experiment: Experiment) -> Training:
+    """How every client trains, at the full learning rate."""
     name = experiment.augment
     return Training(
         experiment.local_epochs,
@@ -125,7 +137,6 @@ def make_training(experiment: Experiment, round_: int = 1) -> Training:
         experiment.dtype == "bfloat16",
         None if name == "none" else find(AUGMENTATIONS, name, "augmentation"),
         experiment.local_steps,
-        schedule.factor(round_),
     )
 
 

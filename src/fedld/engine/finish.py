@@ -7,7 +7,6 @@ import numpy as np
 from torch import Tensor
 
 from fedld import __version__
-from fedld.config.resolve import make_metrics
 from fedld.engine.best import seal_best
 from fedld.engine.environment import environment
 from fedld.engine.exchange import Exchange
@@ -55,7 +54,7 @@ def finish(exchange: Exchange, provenance: Callable[[], dict[str, str]], seconds
         "seed": experiment.seed,
         "version": __version__,
         "environment": environment(),
-        "less_is_better": [name for name, one in make_metrics(experiment).items() if one.better == "less"],
+        "less_is_better": [name for name, one in setup.metrics.items() if one.better == "less"],
     }
     write_atomically(path / "summary.json", dump(summary).encode() + b"\n")
     return summary

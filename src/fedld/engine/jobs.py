@@ -6,7 +6,7 @@ pydantic checks it there, and only there.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -19,10 +19,15 @@ from torch import Tensor
 from fedld.aggregation import Vote
 from fedld.analysis.sites import SiteResult
 from fedld.config.experiment import Experiment
+from fedld.config.resolve import make_metrics, make_schedule, make_task, make_training
 from fedld.data import Federation
 from fedld.layout import Layout, Tree
+from fedld.local import Training
+from fedld.local.schedule import Schedule
 from fedld.methods import Method
 from fedld.records.schema import Reason, Which
+from fedld.tasks import Measure, Tally, Task
+from fedld.tasks.base import further_measures
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,26 @@ def map_file(file: Path, shapes: Shapes) -> SharedMemory:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """Values that names of the experiment stand for, resolved once per run."""
+
+    task: Task
+    metrics: dict[str, Measure]
+    training: Training
+    schedule: Schedule
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> "Parts":
+        """Resolve the names of an experiment."""
+        metrics = further_measures(make_metrics(experiment))
+        return cls(make_task(experiment), metrics, make_training(experiment), make_schedule(experiment))
+
+    def training_in(self, round_: int) -> Training:
+        """How every client trains in a round."""
+        return replace(self.training, factor=self.schedule.factor(round_))
+
+
+@dataclass(frozen=True)
 class Setup:
     """All that a worker needs to know of a run; of a frozen trunk the digest and the cache of its outputs."""
 
@@ -75,6 +100,7 @@ class Setup:
     trunk: str = ""
     features: Path | None = None
     one_body: bool = False  # clients' models differ only in what comes after the features
+    parts: "Parts" = field(kw_only=True)
 
     @property
     def personalised(self) -> bool:
@@ -85,6 +111,16 @@ class Setup:
     def divisible(self) -> bool:
         """Whether features and head give the network's bits when they are computed apart."""
         return not self.experiment.compile and self.experiment.dtype == "float32"
+
+    @property
+    def task(self) -> Task:
+        """What is learned."""
+        return self.parts.task
+
+    @property
+    def metrics(self) -> dict[str, Measure]:
+        """The user's measures beside those of the task, by name."""
+        return self.parts.metrics
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -98,7 +134,6 @@ class Setup:
 
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
-Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(ge=0, lt=1e9)]
 TrainingMetrics = Annotated[
     dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")], float], Field(max_length=32)
@@ -196,34 +231,6 @@ RoundJob = PrepareJob | TrainJob | CandidateJob
 
 
 @dataclass(frozen=True)
-class Sums:
-    """Sums over samples, so that means of any union are right."""
-
-    loss: float
-    loss_squared: float
-    correct: int
-    count: int
-
-    @property
-    def mean(self) -> float:
-        """Mean loss."""
-        return self.loss / self.count if self.count else float("nan")
-
-    @property
-    def accuracy(self) -> float:
-        """Share of samples classified rightly."""
-        return self.correct / self.count if self.count else float("nan")
-
-    @property
-    def standard_error(self) -> float:
-        """Standard error of the mean loss, when the samples are a random part of the client's."""
-        if self.count < 2:
-            return float("nan")
-        variance = (self.loss_squared - self.loss**2 / self.count) / (self.count - 1)
-        return float((max(variance, 0.0) / self.count) ** 0.5)
-
-
-@dataclass(frozen=True)
 class Prepared:
     """Result of a `PrepareJob`."""
 
@@ -238,18 +245,18 @@ class Trained:
     message: Tree
     has_state: bool
     metrics: TrainingMetrics
-    before: Sums | None
-    after: Sums | None
+    before: Tally | None
+    after: Tally | None
     finite: bool
     seconds: Seconds
 
 
 @dataclass(frozen=True)
 class Personal:
-    """Result of a `PersonalJob`: the accuracy on the global test set, and on the client's own."""
+    """Result of a `PersonalJob`: the tally of the global test set, and of the client's own."""
 
-    accuracy: Share | None
-    own_accuracy: Share | None
+    test: Tally | None
+    own: Tally | None
 
 
 @dataclass(frozen=True)
@@ -259,9 +266,9 @@ class SiteTest:
     models: dict[Which, SiteResult]
 
 
-ClientResult = Prepared | Trained | Sums | Personal | SiteTest | Vote
+ClientResult = Prepared | Trained | Tally | Personal | SiteTest | Vote
 """Result of a `ClientJob` for one client."""
-JobResult = Prepared | Trained | list[Sums] | Personal | SiteTest | Vote | None
+JobResult = Prepared | Trained | list[Tally] | Personal | SiteTest | Vote | None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from fedld.engine.checkpoint import Checkpoint, Pending, drop_checkpoint, kept_s
 from fedld.engine.environment import changed, environment
 from fedld.engine.exchange import Exchange, Progress, RunState
 from fedld.engine.finish import finish, model_file
-from fedld.engine.jobs import Job, LossJob, Setup, Sums, Trained, TrainJob
+from fedld.engine.jobs import Job, LossJob, Setup, Trained, TrainJob
 from fedld.engine.measure import decomposition, evaluation_jobs, evaluation_line, global_jobs
 from fedld.engine.network import loaded
 from fedld.engine.preparing import calibrate, prepare_round, standardise
@@ -33,6 +33,7 @@ from fedld.methods import Server
 from fedld.records.reader import read_run
 from fedld.records.schema import CROSS_LOSS, ROUNDS, Evaluation, Event, RoundLine, Summary
 from fedld.records.writer import RunDirectory
+from fedld.tasks import Tally
 
 Callback = Callable[[RoundLine, nn.Module], bool | None]
 """Sees the record of a round and its global model; True ends the run after this round."""
@@ -209,7 +210,7 @@ class RoundLoop:
             losses = {name: r.before for name, r in trained.items() if isinstance(r, Trained) and r.before}
             for job, result in zip(jobs, results, strict=True):
                 if isinstance(job, LossJob) and not job.validation:
-                    losses[job.clients[0]] = cast(list[Sums], result)[0]
+                    losses[job.clients[0]] = cast(list[Tally], result)[0]
             terms, matrix = decomposition(self.setup, self.state.round, self.pending["matrix"], losses)
             line = {**line, **terms}
             self.directory.append(CROSS_LOSS, matrix)

@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedld.analysis import decompose_line
-from fedld.analysis.metrics import calibration, confusion, evaluate_logits
 from fedld.config.experiment import Experiment
-from fedld.config.resolve import make_metrics
 from fedld.data.table import read_column
 from fedld.engine.jobs import (
     Incoming,
@@ -26,19 +24,20 @@ from fedld.engine.jobs import (
     Personal,
     PersonalJob,
     Setup,
-    Sums,
     TestJob,
     Trained,
     TrainJob,
 )
-from fedld.errors import FedLDError
-from fedld.local import Metric
 from fedld.records.schema import CrossLine, CrossMatrix, Evaluation, Predictions, Terms
 from fedld.records.table import predictions_table
+from fedld.tasks import Tally
+from fedld.tasks.base import Scores, defined
+from fedld.tasks.scores import calibration, confusion
+from fedld.tasks.tally import EMPTY, SampleTally, merged
 
 TEST_CHUNK = 512
 LOSS_CHUNK = 2048
-UNKNOWN = Sums(float("nan"), float("nan"), 0, 0)
+MEASURED = ("accuracy", "balanced_accuracy", "auroc", "loss", "ece")
 
 
 def evaluation_jobs(setup: Setup, round_: int, incoming: Callable[[str], Incoming]) -> list[Job]:
@@ -73,35 +72,35 @@ def evaluation_line(
     pairs = zip(jobs, results, strict=True)
     found = {job.incoming.client: result for job, result in pairs if isinstance(job, PersonalJob)}
     if not any(isinstance(job, TestJob) for job in jobs):
-        return _personal([*found.values()])
-    labels = test_labels(setup)
-    own, right = _own_tests(setup), (logits.argmax(1) == labels).numpy()
-    by_client = {client: float(right[at].mean()) for client, at in own.items()}
-    told: Evaluation = {"client_accuracy": by_client} if own else {}
-    line: Evaluation = {**evaluate_logits(logits, labels), **told}
+        return _personal(setup, [*found.values()])
+    task, labels, own = setup.task, test_labels(setup), _own_tests(setup)
+    test = task.sample_tally(logits, labels)
+    scores = task.scores(test, setup.metrics)
+    by_client = {client: _part(test, at, setup) for client, at in own.items()}
+    line = cast(Evaluation, {name: scores[name] for name in MEASURED})
+    if own:
+        line["client_accuracy"] = {client: one["accuracy"] or 0.0 for client, one in by_client.items()}
     if _personal_due(setup, round_):
-        shared = line["accuracy"]
-        line |= _personal([found.get(name) or Personal(shared, by_client.get(name)) for name in setup.sizes])
-    line |= _validation(jobs, results)
-    if metrics := make_metrics(setup.experiment):
-        line["metrics"] = {name: measured(name, metric, logits, labels) for name, metric in metrics.items()}
-    if metrics and own:
+        shared = {name: Personal(test, task.tally(logits[at], labels[at])) for name, at in own.items()}
+        line |= _personal(
+            setup, [found.get(name) or shared.get(name) or Personal(test, None) for name in setup.sizes]
+        )
+    line |= _validation(setup, jobs, results)
+    if setup.metrics:
+        line["metrics"] = {name: scores[name] for name in setup.metrics}
+    if setup.metrics and own:
         line["client_metrics"] = {
-            name: {client: measured(name, metric, logits[at], labels[at]) for client, at in own.items()}
-            for name, metric in metrics.items()
+            name: {client: one[name] for client, one in by_client.items()} for name in setup.metrics
         }
     return line
 
 
-def measured(name: str, metric: Metric, logits: Tensor, labels: Tensor) -> float:
-    """A further measure: the sums of parts of the samples, put together as those of sites are."""
-    parts = zip(torch.split(logits, TEST_CHUNK), torch.split(labels, TEST_CHUNK), strict=True)
-    try:
-        return metric.merged([metric.added(*part) for part in parts])
-    except FedLDError:
-        raise
-    except Exception as error:  # whatever the user's function raises
-        raise FedLDError(f"metric '{name}' failed: {type(error).__name__}: {error}") from error
+def _part(test: SampleTally, at: NDArray[np.int64], setup: Setup) -> Scores:
+    """Scores of a part of the test set, in the measures that sums give and those that users added."""
+    part = test.predictions[at]
+    tally = setup.task.sample_tally(torch.from_numpy(part.outputs), torch.from_numpy(part.targets))
+    brief = setup.task.scores(Tally(tally.count, tally.loss, tally.loss_squared, tally.sums))
+    return brief | {name: defined(measure, tally) for name, measure in setup.metrics.items()}
 
 
 def predictions(setup: Setup, logits: Tensor) -> Predictions:
@@ -153,30 +152,30 @@ def _own_tests(setup: Setup) -> dict[str, NDArray[np.int64]]:
     return {name: at[at >= 0] for name, at in found.items()}
 
 
-def _validation(jobs: list[Job], results: list[Any]) -> Evaluation:
-    """The global model on all images that the clients set aside: their sums add up."""
+def _validation(setup: Setup, jobs: list[Job], results: list[Any]) -> Evaluation:
+    """The global model on all images that the clients set aside: their tallies are merged."""
     pairs = zip(jobs, results, strict=True)
-    parts = [sums for job, found in pairs if isinstance(job, LossJob) and job.validation for sums in found]
-    told = [sums for sums in parts if sums.count]  # a site with few images, or one that is away, tells none
+    parts = [one for job, found in pairs if isinstance(job, LossJob) and job.validation for one in found]
     if not parts:
         return {}
-    count = sum(sums.count for sums in told)
-    if not count:
+    whole = merged(parts)  # a site with few images, or one that is away, has an empty tally
+    if not whole.count:
         return {"validation_images": 0}
+    scores = setup.task.scores(whole)
     return {
-        "validation_loss": sum(sums.loss for sums in told) / count,
-        "validation_accuracy": sum(sums.correct for sums in told) / count,
-        "validation_images": count,
+        "validation_loss": scores["loss"],
+        "validation_accuracy": whole.share("correct"),
+        "validation_images": whole.count,
     }
 
 
-def _personal(results: list[Personal]) -> Evaluation:
+def _personal(setup: Setup, results: list[Personal]) -> Evaluation:
     """Mean over clients of the personalised models on the global test set, and on their own."""
     line: Evaluation = {}
     # A site far away measures its model on its own test set only: the global one is the server's.
-    if accuracies := [r.accuracy for r in results if r.accuracy is not None]:
+    if accuracies := [tally.share("correct") for r in results if (tally := r.test) is not None]:
         line |= {"personal_accuracy": float(np.mean(accuracies)), "personal_worst": min(accuracies)}
-    if own := [r.own_accuracy for r in results if r.own_accuracy is not None]:
+    if own := [tally.share("correct") for r in results if (tally := r.own) is not None]:
         line["personal_own_accuracy"] = float(np.mean(own))
     return line
 
@@ -220,7 +219,7 @@ def cross_matrix(
             cross[rows[client], k] = after.mean
     for job, result in zip(jobs, results, strict=True):
         k = columns[cast(Incoming, job.incoming).client]
-        for client, sums in zip(job.clients, cast(list[Sums], result), strict=True):
+        for client, sums in zip(job.clients, cast(list[Tally], result), strict=True):
             cross[rows[client], k], errors[rows[client], k] = sums.mean, sums.standard_error
             missing |= {client} if setup.sizes[client] and not sums.count else set()
     estimated = setup.experiment.decompose_samples is not None
@@ -248,14 +247,14 @@ def global_jobs(setup: Setup, training: set[str]) -> list[LossJob]:
 
 
 def decomposition(
-    setup: Setup, round_: int, matrix: CrossMatrix, losses: Mapping[str, Sums]
+    setup: Setup, round_: int, matrix: CrossMatrix, losses: Mapping[str, Tally]
 ) -> tuple[Terms, CrossLine]:
     """The terms of Eq. 2 for the round's line, and the whole matrix for its own file.
 
     Clients that were away, or failed, before all their losses were measured are named in both. The terms are
     over the other clients; there are none if no client that trained was measured.
     """
-    known = [losses.get(client, UNKNOWN) for client in setup.sizes]
+    known = [losses.get(client, EMPTY) for client in setup.sizes]
     has_global, estimated = setup.method.has_global, matrix["standard_errors"] is not None
     missing = set(matrix.get("not_measured", ()))
     if has_global:

@@ -93,9 +93,9 @@ def _training(result: Trained) -> TrainingRecord:
         "seconds": result.seconds,
     }
     if result.before is not None:
-        line |= {"loss_before": result.before.mean, "accuracy_before": result.before.accuracy}
+        line |= {"loss_before": result.before.mean, "accuracy_before": result.before.share("correct")}
     if result.after is not None:
-        line |= {"loss_after": result.after.mean, "accuracy_after": result.after.accuracy}
+        line |= {"loss_after": result.after.mean, "accuracy_after": result.after.share("correct")}
     if own := {key: value for key, value in result.metrics.items() if key not in MEASURED}:
         line["metrics"] = own
     return line

@@ -10,13 +10,12 @@ import torch
 
 from fedld.config.experiment import Experiment
 from fedld.config.own import stays_here
-from fedld.config.resolve import make_federation, make_method, make_metrics
+from fedld.config.resolve import make_federation, make_method
 from fedld.data import Federation
 from fedld.engine.backends.inprocess import InProcess
 from fedld.engine.backends.pool import WorkerPool, count_workers
 from fedld.engine.features import Tell, cached_features
-from fedld.engine.jobs import Backend, Setup, SharedMemory
-from fedld.engine.measure import measured
+from fedld.engine.jobs import Backend, Parts, Setup, SharedMemory
 from fedld.engine.memory import check_memory
 from fedld.engine.network import divided, make_layout, normalised
 from fedld.errors import FedLDError
@@ -25,6 +24,7 @@ from fedld.methods import Method, Server
 from fedld.models import Trunk
 from fedld.models.base import beyond_features
 from fedld.seeds import numpy_generator
+from fedld.tasks.base import defined
 
 
 class Engine(Protocol):
@@ -102,8 +102,8 @@ def prepare(
 ) -> tuple[Setup, Server]:
     """Data, method and model of an experiment, checked; and the server's first state."""
     method = make_method(experiment)
+    parts = Parts.of(experiment)
     federation = normalised(experiment, method.federation(engine.federation(experiment)))
-    check_functions(experiment, method, len(federation.classes))
     if experiment.validation is not None and not method.has_global:
         raise FedLDError(
             f"validation chooses among global models, and method '{experiment.method['name']}' has none"
@@ -117,7 +117,8 @@ def prepare(
     server = method.init(layout.flatten(model), layout, [client.size for client in federation.clients])
     one_body = beyond_features(model, [entry.name for entry in layout.entries if entry.private])
     digest = trunk.digest if trunk else ""
-    setup = Setup(experiment, method, federation, layout, states, digest, one_body=one_body)
+    setup = Setup(experiment, method, federation, layout, states, digest, one_body=one_body, parts=parts)
+    check_functions(setup)
     engine.check(setup, rows)
     return replace(setup, features=features_for(setup, trunk, tell)), server
 
@@ -135,14 +136,17 @@ def notes(setup: Setup) -> Iterator[str]:
         )
 
 
-def check_functions(experiment: Experiment, method: Method, classes: int) -> None:
+def check_functions(setup: Setup) -> None:
     """Try a user's metrics and objective on a few logits, before anything is written."""
+    classes = len(setup.federation.classes)
     labels = torch.arange(2 * classes) % classes
     logits = torch.zeros(len(labels), classes, requires_grad=True)
-    for name, metric in make_metrics(experiment).items():
-        measured(name, metric, logits.detach(), labels)
-    if isinstance(method.objective, FunctionObjective):
-        method.objective.check(logits, labels)
+    tally = setup.task.sample_tally(logits.detach() + torch.eye(classes).roll(1, 0).repeat(2, 1), labels)
+    for name, measure in setup.metrics.items():
+        if defined(measure, tally) is None:
+            raise FedLDError(f"metric '{name}' gives no finite number for finite logits of all classes")
+    if isinstance(setup.method.objective, FunctionObjective):
+        setup.method.objective.check(logits, labels)
 
 
 def features_for(setup: Setup, trunk: Trunk | None, tell: Tell, *, quota: float | None = None) -> Path | None:

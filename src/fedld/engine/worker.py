@@ -6,15 +6,12 @@ from functools import lru_cache, singledispatchmethod
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedld.aggregation import Vote
 from fedld.aggregation.measured import LARGEST_LOSS
-from fedld.analysis.metrics import accuracy
 from fedld.analysis.sites import SiteResult, site_result
-from fedld.config.resolve import make_training
 from fedld.engine.draws import Draws
 from fedld.engine.jobs import (
     CandidateJob,
@@ -30,7 +27,6 @@ from fedld.engine.jobs import (
     SharedMemory,
     SiteTest,
     SiteTestJob,
-    Sums,
     TestJob,
     Trained,
     TrainJob,
@@ -42,6 +38,8 @@ from fedld.local import FeatureSamples, LocalClient, Samples, embedding
 from fedld.models import Model, as_model
 from fedld.models.standardise import standardised
 from fedld.records.schema import Which
+from fedld.tasks import Tally
+from fedld.tasks.classification import right
 
 EVAL_BATCH = embedding.BATCH
 
@@ -52,7 +50,6 @@ class Worker:
     def __init__(self, setup: Setup, memory: SharedMemory, draws: Draws | None = None) -> None:
         self.setup, self.memory = setup, memory
         self.draws = draws or Draws(setup, setup.experiment.seed)
-        self.training = make_training(setup.experiment)
         self.store = StateStore(setup.states)
         trunk, model = divided(setup.experiment, setup.method, setup.federation)
         self.flat = FlatModel(model, setup.layout, setup.experiment.device)
@@ -104,7 +101,7 @@ class Worker:
             job.round,
             self.flat,
             samples,
-            make_training(setup.experiment, job.round),
+            setup.parts.training_in(job.round),
             setup.experiment.seed,
             message,
             state,
@@ -126,7 +123,7 @@ class Worker:
         return Trained(_on_cpu(reply.message), *facts, time.perf_counter() - start)
 
     @run.register
-    def _losses(self, job: LossJob) -> list[Sums]:
+    def _losses(self, job: LossJob) -> list[Tally]:
         if job.incoming is None or job.slot is None:
             self.flat.load(self.memory.weights)
         else:
@@ -172,9 +169,11 @@ class Worker:
     def _measured(self, job: PersonalJob, logits: Tensor, labels: Tensor) -> Personal:
         """What a client's model is worth on the global test set and on the client's own part of it."""
         test, own = self.setup.federation.test, self.setup.federation.client(job.incoming.client).test
-        right = (logits.argmax(1) == labels).numpy()
-        own_accuracy = float(right[np.isin(test, own)].mean()) if len(own) else None
-        return Personal(accuracy(logits, labels), own_accuracy)
+        task, here = self.setup.task, torch.from_numpy(np.isin(test, own))
+        return Personal(
+            task.tally(logits, labels) if len(test) else None,
+            task.tally(logits[here], labels[here]) if len(own) else None,
+        )
 
     @run.register
     def _site_test(self, job: SiteTestJob) -> SiteTest:
@@ -197,7 +196,7 @@ class Worker:
         patients, last = f.patients, len(f.classes) - 1
         return site_result(
             torch.softmax(logits.double(), 1).numpy(),
-            (logits.argmax(1).numpy() == labels) & logits.isfinite().all(1).numpy(),
+            right(logits, torch.from_numpy(labels)).numpy(),
             labels,
             last,
             self.setup.experiment.specificity,
@@ -247,22 +246,22 @@ class Worker:
         return state, {key: value.to(vector.device) for key, value in message.items()}
 
     @torch.inference_mode()
-    def measure(self, samples: Samples) -> Sums:
-        """Plain cross-entropy and hits in eval mode."""
-        return summed(self.logits(samples), samples.labels)
+    def measure(self, samples: Samples) -> Tally:
+        """Tally of the model's outputs in eval mode."""
+        return self.setup.task.tally(self.logits(samples), samples.labels)
 
     @torch.inference_mode()
-    def _own_losses(self, client: LocalClient) -> Sums:
+    def _own_losses(self, client: LocalClient) -> Tally:
         """The client's model on its own samples; by the same pass as features that its method reads."""
         if not (self.setup.method.reads_features and self.setup.divisible):
             return self.measure(client.samples)
         head = as_model(self.flat.model).head
         logits = torch.cat([head(features).float().cpu() for features, _ in client.embedded()])
-        return summed(logits, client.samples.labels)
+        return self.setup.task.tally(logits, client.samples.labels)
 
     def losses(self, samples: Samples) -> Tensor:
-        """Plain cross-entropy of every sample, in eval mode."""
-        return cross_entropies(self.logits(samples), samples.labels)
+        """Plain loss of every sample, in eval mode."""
+        return self.setup.task.losses(self.logits(samples), samples.labels)
 
     @torch.inference_mode()
     def logits(self, samples: Samples) -> Tensor:
@@ -271,7 +270,9 @@ class Worker:
         out = torch.empty(len(samples), len(self.setup.federation.classes))
         for start in range(0, len(samples), EVAL_BATCH):
             images, _ = samples.batch(slice(start, start + EVAL_BATCH))
-            with torch.autocast(images.device.type, torch.bfloat16, enabled=self.training.bfloat16):
+            with torch.autocast(
+                images.device.type, torch.bfloat16, enabled=self.setup.parts.training.bfloat16
+            ):
                 out[start : start + EVAL_BATCH] = self.flat.model(images).float()
         return out
 
@@ -289,17 +290,6 @@ class Worker:
         if f.images.dtype != np.uint8:  # a user's own floats, as they are
             return FeatureSamples(f.images, f.labels, positions, self.setup.experiment.device)
         return Samples(f.images, f.labels, positions, f.mean, f.std, self.setup.experiment.device)
-
-
-def summed(logits: Tensor, labels: Tensor) -> Sums:
-    """Losses and hits, added up."""
-    losses, correct = cross_entropies(logits, labels), int((logits.argmax(1) == labels).sum())
-    return Sums(losses.sum().item(), losses.square().sum().item(), correct, len(labels))
-
-
-def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of every sample, in float64 so that sums over many are exact enough."""
-    return F.cross_entropy(logits, labels, reduction="none").double()
 
 
 def _on_cpu(message: Tree) -> Tree:

@@ -3,22 +3,18 @@
 from fedld.local.base import ContextObjective, Objective, as_objective
 from fedld.local.client import LocalClient, Reply, Training
 from fedld.local.context import Context
-from fedld.local.metrics import METRICS, Metric, as_metric
 from fedld.local.objectives import OBJECTIVES
 from fedld.local.samples import FeatureSamples, Samples
 
 __all__ = [
-    "METRICS",
     "OBJECTIVES",
     "Context",
     "ContextObjective",
     "FeatureSamples",
     "LocalClient",
-    "Metric",
     "Objective",
     "Reply",
     "Samples",
     "Training",
-    "as_metric",
     "as_objective",
 ]

@@ -322,7 +322,7 @@ class StudyIndex(TypedDict):
     runs: list[StudyEntry]
 
 
-Measure = Literal[
+Column = Literal[
     "accuracy",
     "balanced_accuracy",
     "auroc",

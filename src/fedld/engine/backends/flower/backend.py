@@ -38,11 +38,11 @@ from fedld.engine.jobs import (
     Trained,
     TrainJob,
 )
-from fedld.engine.measure import UNKNOWN
 from fedld.errors import FedLDError, printable
 from fedld.layout import Tree
 from fedld.records.ledger import Ledger
 from fedld.records.schema import Event
+from fedld.tasks.tally import EMPTY
 
 DEFAULT_TIMEOUT = 3600.0
 PAUSE = 2.0
@@ -254,7 +254,7 @@ def _result(request: _Request, k: int, job: Job) -> JobResult | Failure:
             result: JobResult | Failure = request.found[k, SERVER]
         case LossJob():
             sums = (request.found[k, site] for site in job.clients)
-            result = [UNKNOWN if isinstance(one, Failure) else one for one in sums]
+            result = [EMPTY if isinstance(one, Failure) else one for one in sums]
         case PersonalJob():
             result = request.found[k, job.incoming.client]
             result = Personal(None, None) if isinstance(result, Failure) else result

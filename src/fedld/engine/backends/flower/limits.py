@@ -7,10 +7,11 @@ from typing import Any
 
 from fedld.config.experiment import Experiment
 from fedld.engine.backends.flower.wire import JOBS
-from fedld.engine.jobs import ClientJob, Sums, TrainJob
+from fedld.engine.jobs import ClientJob, TrainJob
 from fedld.errors import FedLDError
 from fedld.paths import cache_size
 from fedld.records.writer import write_atomically
+from fedld.tasks import Tally
 
 
 class QuotaError(FedLDError):
@@ -88,8 +89,8 @@ class Limits:
             raise FedLDError(f"it measures at least {self.min_images} images, not {limit}")
         return None if images - limit < self.min_images else limit
 
-    def leaves(self, sums: Sums | None) -> Sums | None:
+    def leaves(self, tally: Tally | None) -> Tally | None:
         """A measurement on its way out."""
-        if sums is not None and 0 < sums.count < self.min_images:
-            raise FedLDError(f"it gives no measurement of {sums.count} images, at least {self.min_images}")
-        return sums
+        if tally is not None and 0 < tally.count < self.min_images:
+            raise FedLDError(f"it gives no measurement of {tally.count} images, at least {self.min_images}")
+        return tally

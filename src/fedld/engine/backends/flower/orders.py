@@ -30,13 +30,13 @@ from fedld.engine.jobs import (
     SharedMemory,
     SiteTest,
     SiteTestJob,
-    Sums,
     Trained,
     TrainJob,
 )
 from fedld.errors import FedLDError
 from fedld.layout import Tree
 from fedld.local.client import MEASURED
+from fedld.tasks import Tally
 
 SPARE = 16 << 20
 """Bytes that a reply may have beyond eight models: room for any method's message."""
@@ -131,17 +131,15 @@ class Orders:
             case TrainJob():
                 return self._trained(job, answer.read(k, Trained), reply)
             case PersonalJob():
-                return replace(
-                    answer.read(k, Personal), accuracy=None
-                )  # the global test set is not the site's
+                return replace(answer.read(k, Personal), test=None)  # the global test set is not the site's
             case SiteTestJob():
                 found = answer.read(k, SiteTest).models
                 return SiteTest({which: _sound(one) for which, one in found.items()})
             case LossJob():
-                sums = answer.read(k, Sums)
-                if not sums.count and not job.validation:  # with too few images none are set aside
+                tally = answer.read(k, Tally)
+                if not tally.count and not job.validation:  # with too few images none are set aside
                     raise FedLDError("it sent no loss")
-                return sums
+                return tally
             case CandidateJob():
                 return answer.read(k, Vote)
 

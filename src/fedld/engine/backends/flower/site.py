@@ -57,6 +57,7 @@ from fedld.engine.jobs import (
     Incoming,
     JobResult,
     LossJob,
+    Parts,
     Personal,
     PersonalJob,
     Prepared,
@@ -65,7 +66,6 @@ from fedld.engine.jobs import (
     SharedMemory,
     SiteTest,
     SiteTestJob,
-    Sums,
     Trained,
     TrainJob,
 )
@@ -79,6 +79,7 @@ from fedld.layout import Layout, Tree
 from fedld.records.ledger import Ledger
 from fedld.records.writer import write_atomically
 from fedld.seeds import derive
+from fedld.tasks import Tally
 
 TRAVELS = {name for name, setting in SETTINGS.items() if setting.travels}
 """What a server may set at a site: nothing that names a file, and no device."""
@@ -173,7 +174,9 @@ class Site:
         layout = make_layout(experiment, method, model)
         if trunk is not None and trunk.digest != order.trunk:
             raise FedLDError("its frozen trunk is another one: start it with the server's `--weights FILE`")
-        setup = Setup(experiment, method, federation, layout, self.folder / "states")
+        setup = Setup(
+            experiment, method, federation, layout, self.folder / "states", parts=Parts.of(experiment)
+        )
         self.setup = replace(
             setup, features=features_for(setup, trunk, print, quota=self.limits.cache_gb * 1e9)
         )
@@ -265,10 +268,10 @@ class Site:
                 before, after = leaves(result.before), leaves(result.after)
                 return replace(result, message={}, before=before, after=after)
             case Personal():
-                return Personal(None, result.own_accuracy)
-            case [Sums() as sums]:
-                leaves(sums)
-                return sums
+                return Personal(None, leaves(result.own))
+            case [Tally() as tally]:
+                leaves(tally)
+                return tally
             case SiteTest() | Vote():
                 return result
         raise TypeError(result)

@@ -1,10 +1,9 @@
-"""What a model's logits are worth: accuracy, AUROC, cross-entropy and calibration of one set of predictions.
+"""Functions of logits and class numbers: confusion, AUROC, cross-entropy and calibration.
 
 Written on NumPy alone (scikit-learn is the tests' reference) because every worker imports this.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,7 +11,6 @@ from scipy.special import logsumexp
 from torch import Tensor
 
 from fedld.errors import FedLDError
-from fedld.records.schema import Measures
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -27,29 +25,6 @@ class Calibration:
     accuracy: Floats
     count: Integers
     ece: float
-
-
-def evaluate_logits(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> Measures:
-    """All scalar measures; what is undefined (no sample, one class, a diverged model) is None.
-
-    >>> evaluate_logits([[2.0, 0.0], [0.0, 1.0], [0.5, 0.0]], [0, 1, 1])["accuracy"]
-    0.6666666666666666
-    """
-    z, y = _checked(logits, labels)
-    counts = confusion(z, y)
-    return {
-        "accuracy": accuracy(z, y),
-        "balanced_accuracy": _defined(balanced_accuracy(counts)),
-        "auroc": _defined(auroc(z, y)),
-        "loss": _defined(cross_entropy(z, y)),
-        "ece": _defined(calibration(z, y).ece),
-    }
-
-
-def accuracy(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> float | None:
-    """Share of the samples whose prediction is finite and right; None where there is no sample."""
-    counts = confusion(logits, labels)
-    return _defined(_ratio(np.trace(counts), counts.sum()))
 
 
 def confusion(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> Integers:
@@ -115,14 +90,6 @@ def _area(scores: Floats, positive: NDArray[np.bool_]) -> float:
     midranks = np.cumsum(counts) - (counts - 1) / 2
     n = int(positive.sum())
     return float((midranks[inverse][positive].sum() - n * (n + 1) / 2) / (n * (len(scores) - n)))
-
-
-def _defined(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
-
-
-def _ratio(part: Any, whole: int) -> float:
-    return float(part) / whole if whole else float("nan")
 
 
 def _finite(z: Floats) -> NDArray[np.bool_]:

@@ -3,8 +3,19 @@ import pytest
 import torch
 from sklearn import metrics as reference
 
-from fedld.analysis.metrics import auroc, calibration, confusion, cross_entropy, evaluate_logits
 from fedld.errors import FedLDError
+from fedld.tasks import Classification
+from fedld.tasks.scores import auroc, calibration, confusion, cross_entropy
+
+TASK = Classification()
+
+
+def evaluate(logits, labels):
+    """All measures of some predictions, without their number."""
+    outputs, targets = torch.as_tensor(np.asarray(logits)), torch.as_tensor(np.asarray(labels, np.int64))
+    found = TASK.scores(TASK.sample_tally(outputs, targets))
+    assert found.pop("count") == len(targets)
+    return found
 
 
 def sample(classes, n=200, seed=0):
@@ -18,7 +29,7 @@ def sample(classes, n=200, seed=0):
 def test_measures_agree_with_scikit_learn(classes):
     logits, labels = sample(classes)
     p = torch.softmax(torch.from_numpy(logits), 1).numpy()
-    got = evaluate_logits(logits, labels)
+    got = evaluate(logits, labels)
     assert got["accuracy"] == reference.accuracy_score(labels, p.argmax(1))
     assert got["balanced_accuracy"] == pytest.approx(
         reference.balanced_accuracy_score(labels, p.argmax(1)), abs=1e-14
@@ -43,13 +54,13 @@ def test_auroc_of_confident_logits_does_not_saturate():
 
 
 def test_one_class_and_no_sample_are_defined():
-    got = evaluate_logits([[2.0, 0.0], [0.0, 1.0]], [0, 0])
+    got = evaluate([[2.0, 0.0], [0.0, 1.0]], [0, 0])
     assert (got["accuracy"], got["balanced_accuracy"], got["auroc"]) == (0.5, 0.5, None)
-    assert set(evaluate_logits(np.zeros((0, 3)), []).values()) == {None}
+    assert set(evaluate(np.zeros((0, 3)), []).values()) == {None}
 
 
 def test_diverged_predictions_are_wrong_and_have_no_loss():
-    got = evaluate_logits([[1.0, 0.0], [np.nan, 0.0], [np.inf, 0.0]], [0, 0, 1])
+    got = evaluate([[1.0, 0.0], [np.nan, 0.0], [np.inf, 0.0]], [0, 0, 1])
     assert got["accuracy"] == pytest.approx(1 / 3)
     assert (got["loss"], got["auroc"], got["ece"]) == (None, None, None)
 
@@ -67,9 +78,9 @@ def test_calibration_by_hand():
 def test_tensors_of_any_precision_are_accepted():
     logits, labels = sample(3)
     tensor = torch.from_numpy(logits).bfloat16()
-    assert evaluate_logits(tensor, torch.from_numpy(labels)) == evaluate_logits(
-        tensor.float().numpy(), labels
-    )
+    single = tensor.float().numpy()
+    assert auroc(tensor, torch.from_numpy(labels)) == auroc(single, labels)
+    np.testing.assert_array_equal(confusion(tensor, torch.from_numpy(labels)), confusion(single, labels))
     assert cross_entropy(logits, labels) == pytest.approx(
         torch.nn.functional.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels)).item(),
         rel=1e-12,
@@ -81,10 +92,10 @@ def test_tensors_of_any_precision_are_accepted():
 )
 def test_wrong_shapes(logits, labels):
     with pytest.raises(FedLDError, match="logits must be"):
-        evaluate_logits(logits, labels)
+        confusion(logits, labels)
 
 
 @pytest.mark.parametrize("label", [-1, 2])
 def test_labels_out_of_range(label):
     with pytest.raises(FedLDError, match="labels must lie"):
-        evaluate_logits(np.zeros((2, 2)), [0, label])
+        confusion(np.zeros((2, 2)), [0, label])

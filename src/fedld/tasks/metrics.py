@@ -15,15 +15,14 @@ from fedld.errors import FedLDError
 from fedld.registry import name_of, plugins
 
 BINS = 1000
-BUILT_IN = ("accuracy", "balanced_accuracy", "auroc", "worst_client", "loss", "ece")
-"""Measured in every run: no further measure may have one of these names."""
 
 
 @dataclass(frozen=True)
 class Metric:
     """`sums(logits, labels)` of a batch is a vector; `value` of added sums is the measure.
 
-    `better` says which way: more, or less.
+    `better` says which way: more, or less. `title`, `unit`, `scale` and `digits` say how it is shown, as in
+    `fedld.tasks.Measure`.
 
     >>> hits = Metric(lambda z, y: torch.stack([(z.argmax(1) == y).sum(), torch.tensor(len(y))]),
     ...               lambda sums: sums[0] / sums[1])
@@ -34,6 +33,10 @@ class Metric:
     sums: Callable[[Tensor, Tensor], Tensor]
     value: Callable[[Tensor], Tensor | float]
     better: Literal["more", "less"] = "more"
+    title: str = ""
+    unit: str = ""
+    scale: float = 1.0
+    digits: int = 4
 
     def __call__(self, logits: Tensor, labels: Tensor) -> float:
         """The measure of one batch."""
@@ -86,27 +89,35 @@ def as_metric(value: object) -> Metric:
 
 
 def confusions(logits: Tensor, labels: Tensor) -> Tensor:
-    """Counts (C * C) by true and predicted class."""
+    """Counts (C * (C + 1)) by true and predicted class; the last column has no finite prediction."""
     classes = logits.shape[1]
-    return torch.bincount(labels * classes + logits.argmax(1), minlength=classes**2)
+    predicted = torch.where(logits.isfinite().all(1), logits.argmax(1), classes)
+    return torch.bincount(labels * (classes + 1) + predicted, minlength=classes * (classes + 1))
 
 
-def _square(sums: Tensor) -> Tensor:
-    side = round(len(sums) ** 0.5)
-    return sums.view(side, side)
+def _square(sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Counts (C, C) of finite predictions, and the samples of every class, all of them."""
+    side = int(len(sums) ** 0.5)
+    counts = sums.view(side, side + 1)
+    return counts[:, :side], counts.sum(1)
 
 
 def macro_f1(sums: Tensor) -> Tensor:
     """Mean over the classes that occur of 2 TP / (2 TP + FP + FN)."""
-    counts = _square(sums)
-    present = counts.sum(1) > 0
-    scores = 2 * counts.diag() / (counts.sum(0) + counts.sum(1)).clamp_min(1)
+    counts, totals = _square(sums)
+    present = totals > 0
+    scores = 2 * counts.diag() / (counts.sum(0) + totals).clamp_min(1)
     return scores[present].mean()
 
 
 def kappa(sums: Tensor) -> Tensor:
-    """Quadratically weighted kappa (Cohen 1968): agreement on ordered grades beyond chance."""
-    counts = _square(sums)
+    """Quadratically weighted kappa (Cohen 1968): agreement on ordered grades beyond chance.
+
+    It is nan where a prediction is not finite: no grade is as far off as that.
+    """
+    counts, totals = _square(sums)
+    if counts.sum() < totals.sum():
+        return torch.tensor(torch.nan)
     grades = torch.arange(len(counts), dtype=counts.dtype)
     cost = (grades[:, None] - grades[None, :]).square()
     expected = counts.sum(1)[:, None] * counts.sum(0)[None, :] / counts.sum()
@@ -115,20 +126,24 @@ def kappa(sums: Tensor) -> Tensor:
 
 def sensitivity(sums: Tensor) -> Tensor:
     """Recall of the last class, the positive one of two."""
-    counts = _square(sums)
-    return counts[-1, -1] / counts[-1].sum()
+    counts, totals = _square(sums)
+    return counts[-1, -1] / totals[-1]
 
 
 def specificity(sums: Tensor) -> Tensor:
-    """Share of the samples of all other classes that are not taken for the last one."""
-    others = _square(sums)[:-1]
-    return others[:, :-1].sum() / others.sum()
+    """Share of the samples of all other classes that are taken for one of them."""
+    counts, totals = _square(sums)
+    return counts[:-1, :-1].sum() / totals[:-1].sum()
 
 
 def scores(logits: Tensor, labels: Tensor) -> Tensor:
-    """Histograms (2 * BINS) of the last class's probability, of its own samples and of the others."""
-    bins = (logits.softmax(1)[:, -1] * BINS).long().clamp(max=BINS - 1)
+    """Histograms (2 * BINS) of the last class's probability, of its own samples and of the others.
+
+    A prediction that is not finite counts as wrong: lowest for the class itself, highest for the others.
+    """
     positive = (labels == logits.shape[1] - 1).long()
+    probability = torch.where(logits.isfinite().all(1), logits.softmax(1)[:, -1], 1.0 - positive)
+    bins = (probability * BINS).long().clamp(max=BINS - 1)
     return torch.bincount((1 - positive) * BINS + bins, minlength=2 * BINS)
 
 

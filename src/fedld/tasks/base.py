@@ -1,0 +1,130 @@
+"""What a task is: outputs and targets, the loss of a sample, the tally of a batch, and its measures."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedld.errors import FedLDError
+from fedld.tasks.measure import Measure
+from fedld.tasks.metrics import Metric
+from fedld.tasks.tally import SamplePredictions, SampleTally, Tally
+
+CHUNK = 512  # samples of a test set whose user metrics are summed at once
+Scores = dict[str, float | None]
+"""Values of measures by name, and `count`, the number of samples; None where a value is not defined."""
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """One kind of learning problem. The first measure is the one that decides unless another is named."""
+
+    name: ClassVar[str]
+    measures: ClassVar[tuple[Measure, ...]]
+
+    @abstractmethod
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Give the plain loss of every sample, in float64 so that sums over many are exact enough."""
+
+    @abstractmethod
+    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """Give the further sums of a batch."""
+
+    @abstractmethod
+    def strata(self, targets: NDArray[np.generic]) -> NDArray[np.int64]:
+        """Give the group of every sample that partitions and held-out draws keep in proportion."""
+
+    @abstractmethod
+    def predicted(self, outputs: Tensor, names: Sequence[str]) -> dict[str, list[str]]:
+        """Give the columns of a table of predictions, one row per sample."""
+
+    def tally(self, outputs: Tensor, targets: Tensor) -> Tally:
+        """Tally a batch."""
+        losses = self.losses(outputs, targets)
+        return Tally(
+            len(targets), losses.sum().item(), losses.square().sum().item(), self.sums(outputs, targets)
+        )
+
+    def sample_tally(self, outputs: Tensor, targets: Tensor) -> SampleTally:
+        """Tally a batch and keep its predictions, for measures that need all of them."""
+        plain = self.tally(outputs, targets)
+        kept = SamplePredictions(np.asarray(outputs.detach().double().cpu()), np.asarray(targets.cpu()))
+        return SampleTally(plain.count, plain.loss, plain.loss_squared, plain.sums, predictions=kept)
+
+    def scores(self, tally: Tally, further: Mapping[str, Measure] | None = None) -> Scores:
+        """Give the values of all measures that a tally allows, then those of `further` measures."""
+        exact = isinstance(tally, SampleTally)
+        chosen = [m for m in self.measures if m.value is not None and (exact or not m.exact)]
+        chosen += list((further or {}).values()) if exact else []
+        return {"count": tally.count} | {measure.name: defined(measure, tally) for measure in chosen}
+
+    def measure(self, name: str) -> Measure:
+        """Give the measure of a name."""
+        return next(measure for measure in self.measures if measure.name == name)
+
+
+def defined(measure: Measure, tally: Tally) -> float | None:
+    """A measure's value; None where it is not defined: no sample, one class, a diverged model."""
+    assert measure.value is not None
+    value = measure.value(tally)
+    return float(value) if value is not None and np.isfinite(value) else None
+
+
+def worst_client(measures: Iterable[Measure], clients: Mapping[str, Scores]) -> Scores:
+    """Give the measures that are the worst client's value of another one.
+
+    A client without a value (a diverged loss) makes the worst one undefined.
+    """
+    by_name = {measure.name: measure for measure in measures}
+    found: Scores = {}
+    for measure in by_name.values():
+        if measure.worst is None or not clients:
+            continue
+        values = [scores.get(measure.worst) for scores in clients.values()]
+        numbers = [value for value in values if value is not None]
+        complete = len(numbers) == len(values)
+        found[measure.name] = by_name[measure.worst].worst_of(numbers) if complete else None
+    return found
+
+
+def further_measures(metrics: Mapping[str, Metric]) -> dict[str, Measure]:
+    """Make measures of a user's metrics, by name."""
+    return {
+        name: Measure(
+            name=name,
+            title=metric.title or name,
+            unit=metric.unit,
+            scale=metric.scale,
+            digits=metric.digits,
+            better=metric.better,
+            value=_Value(name, metric),
+            exact=True,
+        )
+        for name, metric in metrics.items()
+    }
+
+
+@dataclass(frozen=True)
+class _Value:
+    """The value of a user's metric: sums of parts of the samples, merged as those of sites are."""
+
+    name: str
+    metric: Metric
+
+    def __call__(self, tally: Tally) -> float:
+        assert isinstance(tally, SampleTally)
+        outputs = torch.from_numpy(tally.predictions.outputs).float()
+        targets = torch.from_numpy(np.array(tally.predictions.targets))
+        parts = zip(torch.split(outputs, CHUNK), torch.split(targets, CHUNK), strict=True)
+        try:
+            return self.metric.merged([self.metric.added(*part) for part in parts])
+        except FedLDError:
+            raise
+        except Exception as error:  # whatever the user's function raises
+            message = f"metric '{self.name}' failed: {type(error).__name__}: {error}"
+            raise FedLDError(message) from error
