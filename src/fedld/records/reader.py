@@ -23,7 +23,6 @@ from fedld.records.schema import (
     FAILED,
     ROUNDS,
     ClientLine,
-    Column,
     Config,
     ConflictLine,
     CrossLine,
@@ -31,6 +30,7 @@ from fedld.records.schema import (
     L,
     Predictions,
     RecordFile,
+    RoundColumn,
     RoundLine,
     Summary,
 )
@@ -97,7 +97,7 @@ class Run:
         path = self.path / FAILED
         return clean(path.read_text(errors="replace")) if path.is_file() and not self.finished else None
 
-    def series(self, key: Column) -> dict[int, float]:
+    def series(self, key: RoundColumn) -> dict[int, float]:
         """A measure of every round; nan where it was not measured."""
         return {line["round"]: number(line.get(key)) for line in self.rounds.lines}
 

@@ -322,7 +322,7 @@ class StudyIndex(TypedDict):
     runs: list[StudyEntry]
 
 
-Column = Literal[
+RoundColumn = Literal[
     "accuracy",
     "balanced_accuracy",
     "auroc",

@@ -8,10 +8,10 @@ import numpy as np
 
 from fedld.analysis.statistics import paired_difference
 from fedld.records.reader import Run
-from fedld.records.schema import Column
+from fedld.records.schema import RoundColumn
 from fedld.study.measures import finite_series, mean_of
 
-TERMS: dict[str, Column] = {
+TERMS: dict[str, RoundColumn] = {
     "local": "local_loss",
     "shift": "shift_loss",
     "aggregation": "aggregation_loss",
@@ -65,10 +65,10 @@ def account_of(label: str, runs: Sequence[Run]) -> Account:
     """Mean over a method's runs, read from their records."""
     served = any(finite_series(run, "accuracy") for run in runs)
 
-    def over(key: Column) -> float | None:
+    def over(key: RoundColumn) -> float | None:
         return mean_of([mean_of(list(run.series(key).values())) for run in runs]) if served else None
 
-    def last(key: Column) -> float | None:
+    def last(key: RoundColumn) -> float | None:
         series = [finite_series(run, key) for run in runs]
         return mean_of([one[max(one)] for one in series if one])
 

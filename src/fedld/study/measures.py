@@ -8,7 +8,7 @@ import numpy as np
 
 from fedld.errors import FedLDError, nearest
 from fedld.records.reader import Run, clean, number
-from fedld.records.schema import Column, RoundLine
+from fedld.records.schema import RoundColumn, RoundLine
 
 Series = dict[int, float]
 """Round, value."""
@@ -42,7 +42,7 @@ MEASURES = {
     "loss": Shown("loss", digits=4, better=-1),
     "ece": Shown("calibration error", digits=3, better=-1),
 }
-_RECORDED: dict[str, Column] = {
+_RECORDED: dict[str, RoundColumn] = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced_accuracy",
     "auroc": "auroc",
@@ -89,7 +89,7 @@ def value_of(run: Run, measure: str, at: int) -> float | None:
     return MEASURES[measure].factor * series[max(series)] if series else None
 
 
-def finite_series(run: Run, key: Column, at: int | None = None) -> Series:
+def finite_series(run: Run, key: RoundColumn, at: int | None = None) -> Series:
     """A recorded measure where it is a number, until a round."""
     return {r: v for r, v in run.series(key).items() if np.isfinite(v) and (at is None or r <= at)}
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from fedld.analysis.diagnosis.gather import Shared, diagnose_all
 from fedld.errors import FedLDError
 from fedld.records.reader import Run, StudyRecords, by_label, clean, number
-from fedld.records.schema import Column
+from fedld.records.schema import RoundColumn
 from fedld.study.comparison import Comparison, compare_runs
 from fedld.study.report.chart import Chart, looks
 from fedld.study.report.clients import fairness_chart, labels_chart
@@ -119,7 +119,7 @@ def setting_title(run: Run) -> str:
 
 def _group(key: str, comparison: Comparison, runs: list[Run]) -> Group:
     styles = looks(list(by_label(runs)))
-    curve: Column = next((name for name in CURVES if name == comparison.primary), "accuracy")
+    curve: RoundColumn = next((name for name in CURVES if name == comparison.primary), "accuracy")
     others = [name for name in CURVES if name != curve]
     needs_rounds = "rounds.jsonl holds no measurement of it"
     needs_terms = "no round was decomposed: run with --decompose 1"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedld.records.reader import Run, by_label, longest_run, number
-from fedld.records.schema import Column
+from fedld.records.schema import RoundColumn
 from fedld.study.report.chart import (
     Band,
     Chart,
@@ -20,7 +20,7 @@ from fedld.study.report.chart import (
 )
 from fedld.study.report.style import MUTED, drawing, new_figure
 
-MEASURES: dict[Column, tuple[str, str, float]] = {
+MEASURES: dict[RoundColumn, tuple[str, str, float]] = {
     "accuracy": ("Accuracy", "%", 100.0),
     "balanced_accuracy": ("Balanced accuracy", "%", 100.0),
     "auroc": ("AUROC", "", 1.0),
@@ -28,7 +28,7 @@ MEASURES: dict[Column, tuple[str, str, float]] = {
 }
 
 
-def bands_of(runs: Sequence[Run], key: Column, factor: float = 1.0) -> dict[str, Band]:
+def bands_of(runs: Sequence[Run], key: RoundColumn, factor: float = 1.0) -> dict[str, Band]:
     """Mean and range of a measure over the seeds of every method that has it."""
     found = {}
     for label, own in by_label(runs).items():
@@ -39,7 +39,7 @@ def bands_of(runs: Sequence[Run], key: Column, factor: float = 1.0) -> dict[str,
 
 
 def measure_chart(
-    runs: Sequence[Run], key: Column, styles: Mapping[str, Look], size: tuple[int, int] = (560, 300)
+    runs: Sequence[Run], key: RoundColumn, styles: Mapping[str, Look], size: tuple[int, int] = (560, 300)
 ) -> Chart | None:
     """One measure over rounds."""
     name, unit, factor = MEASURES[key]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedld.records.reader import Run, by_label, clean, longest_run
-from fedld.records.schema import Column
+from fedld.records.schema import RoundColumn
 from fedld.study.comparison import Comparison, Standing
 from fedld.study.formats import spread
 from fedld.study.paper.published import PAPER as REPORTED
@@ -154,7 +154,7 @@ def cost_table(runs: Sequence[Run]) -> PageTable:
     return PageTable("cost", "Cost of a run", "Mean over seeds.", columns, rows, wide=False)
 
 
-def _sums(runs: Sequence[Run], key: Column) -> list[float]:
+def _sums(runs: Sequence[Run], key: RoundColumn) -> list[float]:
     return [float(np.nansum(list(run.series(key).values()))) for run in runs]
 
 
