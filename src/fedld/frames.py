@@ -3,6 +3,7 @@
 Every frame starts with the columns run, label, method and seed, so frames of a study can be grouped.
 """
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -59,6 +60,9 @@ class Frames:
 def load(*paths: str | Path) -> Frames:
     """Records of runs and studies as polars data frames (needs the extra `analysis`)."""
     runs = read([Path(path) for path in paths]).runs
+    for run in runs:
+        for problem in run.problems:
+            warnings.warn(f"'{run.path}': {problem}", stacklevel=2)
     return Frames(
         runs=_frame(_run(run) for run in runs),
         rounds=_frame(_plain(run, line) for run in runs for line in run.rounds.lines),

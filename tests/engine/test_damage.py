@@ -148,6 +148,33 @@ def test_a_damaged_summary_is_written_again(original, tmp_path, contents):
     assert contents(path) == contents(original / "whole")
 
 
+@pytest.mark.parametrize("damage", [_flip, lambda path: path.write_bytes(b""), Path.unlink])
+def test_a_lost_model_of_a_finished_run_is_made_again(original, tmp_path, contents, damage):
+    """Resuming told the accuracy and restored nothing."""
+    path = Path(shutil.copytree(original / "whole", tmp_path / "run"))
+    damage(path / "model.safetensors")
+    warnings = []
+    resume(path, warn=warnings.append)
+    assert "model.safetensors' is" in warnings[0]
+    assert "made again from the last checkpoint" in warnings[0]
+    assert contents(path) == contents(original / "whole")
+
+
+def test_a_lost_model_without_a_checkpoint_is_named(original, tmp_path):
+    path = Path(shutil.copytree(original / "whole", tmp_path / "run"))
+    shutil.rmtree(path / "checkpoints")
+    (path / "model.safetensors").unlink()
+    with pytest.raises(FedLDError, match=r"no checkpoint .* is whole"):
+        resume(path, warn=lambda text: None)
+
+
+def test_a_lost_model_of_a_run_that_a_callback_ended_is_named(small, tmp_path):
+    run(small(rounds=3), tmp_path / "run", callbacks=[lambda line, model: line["round"] == 1])
+    (tmp_path / "run/model.safetensors").unlink()
+    with pytest.raises(FedLDError, match=r"the model of round 1, which ended the run, cannot be made again"):
+        resume(tmp_path / "run")
+
+
 def test_files_that_are_not_checkpoints_are_not_read_as_such(original, stopped, contents):
     for name in ("round_x.json", "round_00007.json~", "notes.json", "round_.json"):
         (stopped / "checkpoints" / name).write_text("mine")

@@ -50,10 +50,7 @@ def best(out):
 
 
 def assert_same_best(one, other):
-    """The file's own bytes may differ in the order of its metadata."""
-    (facts, tensors), (others, theirs) = best(one), best(other)
-    assert facts == others
-    assert all(value.equal(theirs[name]) for name, value in tensors.items())
+    assert (one / "best.safetensors").read_bytes() == (other / "best.safetensors").read_bytes()
 
 
 def test_the_best_model_is_that_of_the_least_validation_loss(data, tmp_path):
@@ -153,3 +150,15 @@ def test_results_of_a_diverged_model_are_unknown_but_for_the_accuracy():
     told = site_result(torch.full((4, 2), torch.nan), np.zeros(4, bool), np.array([0, 1, 0, 1]), 1).to_json()
     assert json.loads(json.dumps(told))["auroc"] == {"value": None, "low": None, "high": None}
     assert told["accuracy"]["value"] == 0
+
+
+def test_a_lost_best_model_is_named_and_never_replaced_by_a_worse_one(data, tmp_path):
+    """The last round's model took its place, under the name of the best."""
+    summary = run(settings(data, lr=0.5), tmp_path / "run")
+    assert summary["validated_round"] < 4
+    (tmp_path / "run/best.safetensors").unlink()
+    with pytest.raises(FedLDError, match=r"best.safetensors' is missing, and the model of round . cannot be"):
+        resume(tmp_path / "run")
+    (tmp_path / "run/summary.json").unlink()
+    resume(tmp_path / "run")
+    assert not (tmp_path / "run/best.safetensors").exists()

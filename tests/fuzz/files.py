@@ -19,7 +19,8 @@ from fedld.config.experiment import make_experiment, read_toml
 from fedld.data import DataSpec, load
 from fedld.models import build, load_weights
 from fedld.models.files import model_bytes, read_model
-from fedld.records.reader import read
+from fedld.records.chain import sealed
+from fedld.records.reader import Run, read
 
 
 def _npz(**arrays: object) -> bytes:
@@ -210,7 +211,7 @@ def make_case(rng: random.Random, folder: Path) -> Callable[[], object]:
             line = {"round": 1, "accuracy": 0.5, "loss": 1.0, "clients": 2, "seconds": 0.1}
             texts = {
                 "config.toml": make_experiment({}).to_toml(),
-                "rounds.jsonl": json.dumps(line) + "\n",
+                "rounds.jsonl": sealed(json.dumps(line).encode(), "")[0].decode() + "\n",
                 "summary.json": json.dumps({"final_accuracy": 0.5}),
                 "study.json": json.dumps({"name": "x", "runs": [{"path": "runs/a", "seed": 0}]}),
             }
@@ -220,9 +221,14 @@ def make_case(rng: random.Random, folder: Path) -> Callable[[], object]:
                     _place(folder / name, text.encode(), rng)
                 elif name != "study.json":
                     (folder / name).write_text(text)
-            return lambda: [
-                (run.summary, run.rounds.lines, run.series("accuracy")) for run in read([folder]).runs
-            ]
+            return lambda: [_sound_run(run, line) for run in read([folder]).runs]
+
+
+def _sound_run(run: Run, written: dict[str, object]) -> object:
+    """A line that is read has the numbers that were written, unless its checksum's own name was changed."""
+    for line in run.rounds.lines:
+        assert line == written or line.keys() != written.keys()
+    return run.summary, run.failure, run.series("accuracy")
 
 
 def _sound_model(path: Path) -> object:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fedld.errors import FedLDError
 from fedld.models.files import model_bytes, read_model
-from fedld.records.schema import RoundLine
-from fedld.records.writer import write_atomically
+from fedld.records.schema import ROUNDS, RoundLine
+from fedld.records.writer import each_line, write_atomically
 
 BEST = "best.safetensors"
 Export = Callable[[dict[str, str]], bytes]
@@ -19,21 +19,34 @@ Export = Callable[[dict[str, str]], bytes]
 def keep_best(folder: Path, line: RoundLine, export: Export) -> None:
     """Write the round's model if its loss on the validation images is the least so far."""
     loss = line.get("validation_loss")
-    if loss is not None and loss < _least(folder / BEST):
+    if loss is not None and loss < _least(folder, line["round"]):
         facts = {"round": str(line["round"]), "validation_loss": repr(loss)}
         write_atomically(folder / BEST, export(facts))
 
 
 def seal_best(folder: Path, provenance: Mapping[str, str]) -> None:
     """At the run's end: the best model says where it comes from, as the last one does."""
-    if provenance and (folder / BEST).exists():
+    if provenance and (folder / BEST).exists() and not damage(folder / BEST):
         best = read_model(folder / BEST)
         write_atomically(folder / BEST, model_bytes(best.tensors, {**best.metadata, **provenance}))
 
 
-def _least(file: Path) -> float:
-    """The loss to beat; a file that is missing or damaged is beaten by any."""
+def damage(file: Path) -> str | None:
+    """A sentence if a model file is missing or not as it was written."""
+    if not file.exists():
+        return f"'{file}' is missing"
     try:
-        return float(read_model(file).metadata["validation_loss"])
+        read_model(file)
+    except FedLDError as error:
+        return str(error)
+    return None
+
+
+def _least(folder: Path, round_: int) -> float:
+    """The loss to beat: the best model's, or where its file cannot be read, that of the earlier rounds."""
+    try:
+        return float(read_model(folder / BEST).metadata["validation_loss"])
     except (FedLDError, KeyError, ValueError):
-        return float("inf")
+        earlier = [line for line in each_line(folder, ROUNDS) if line["round"] < round_]
+        losses = [line.get("validation_loss") for line in earlier]
+        return min((loss for loss in losses if loss is not None), default=float("inf"))

@@ -55,8 +55,9 @@ def finish(exchange: Exchange, provenance: Callable[[], dict[str, str]], seconds
         "version": __version__,
         "environment": environment(),
         "less_is_better": [name for name, one in setup.metrics.items() if one.better == "less"],
+        "sha256": exchange.directory.checksums(),
     }
-    write_atomically(path / "summary.json", dump(summary).encode() + b"\n")
+    exchange.directory.write_summary(summary)
     return summary
 
 

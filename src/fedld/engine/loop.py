@@ -24,7 +24,7 @@ from fedld.engine.jobs import Job, LossJob, Setup, Trained, TrainJob
 from fedld.engine.measure import decomposition, evaluation_jobs, evaluation_line, global_jobs
 from fedld.engine.network import loaded
 from fedld.engine.preparing import calibrate, prepare_round, standardise
-from fedld.engine.resuming import check_data, extend, last_checkpoint, read_summary
+from fedld.engine.resuming import check_data, extend, finished, last_checkpoint
 from fedld.engine.setup import THIS_MACHINE, Engine, notes, prepare, sample
 from fedld.engine.states import StateStore
 from fedld.engine.step import server_step
@@ -92,7 +92,7 @@ def resume(
     experiment = make_experiment(read_toml(out / "config.toml"), own)
     if rounds is not None:
         experiment = extend(out, experiment, rounds)
-    elif summary := read_summary(out, warn):
+    elif summary := finished(out, experiment, warn):
         return summary
     before = read_run(out)
     setup, server = prepare(experiment, out / "states", engine, _notes(progress))

@@ -5,27 +5,58 @@ Nothing is deleted here that cannot be computed again: where no checkpoint is wh
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from fedld.config.experiment import Experiment
+from fedld.config.resolve import make_method
 from fedld.data import Federation
+from fedld.engine.best import BEST, damage
 from fedld.engine.checkpoint import Checkpoint, load_checkpoint, set_newer_aside
 from fedld.engine.jobs import Setup
 from fedld.engine.states import StateStore
 from fedld.errors import FedLDError
-from fedld.records.reader import read_object, read_records
+from fedld.records.reader import read_object, read_records, read_run, read_summary
 from fedld.records.schema import ROUNDS, Summary
 from fedld.records.writer import RunDirectory, write_atomically
 
 Warn = Callable[[str], None]
+GONE = "cannot be made again: restore the file from a backup, or start a new run with another --out"
 
 
-def read_summary(out: Path, warn: Warn) -> Summary | None:
-    """The summary of a finished run; one that cannot be read is made again from the last checkpoint."""
-    summary = read_object(out / "summary.json")
-    if summary is None and (out / "summary.json").exists():
-        warn(f"'{out / 'summary.json'}' is damaged and is written again")
-    return cast(Summary | None, summary)
+def finished(out: Path, experiment: Experiment, warn: Warn) -> Summary | None:
+    """Read the summary of a finished run and check its models.
+
+    Args:
+        out: the run directory.
+        experiment: its settings.
+        warn: is told what will be made again.
+
+    Returns:
+        The summary. None if the run is unfinished, or if its summary or last model has to be made again from
+        the last checkpoint.
+
+    Raises:
+        FedLDError: a model is missing or damaged and cannot be made again.
+    """
+    summary = read_summary(out)
+    if summary is None:
+        if (out / "summary.json").exists():
+            warn(f"'{out / 'summary.json'}' is damaged and is written again")
+        return None
+    lost = damage(out / "model.safetensors") if make_method(experiment).has_global else None
+    best = summary.get("validated_round")
+    if best is not None and (problem := damage(out / BEST)):
+        if best != summary["rounds"]:
+            raise FedLDError(f"{problem}, and the model of round {best} {GONE}")
+        lost = lost or problem
+    if lost is None:
+        if changed := read_run(out).failure:
+            warn(changed)
+        return summary
+    if summary["rounds"] < experiment.rounds:
+        raise FedLDError(f"{lost}, and the model of round {summary['rounds']}, which ended the run, {GONE}")
+    warn(f"{lost}: it is made again from the last checkpoint")
+    return None
 
 
 def extend(out: Path, experiment: Experiment, rounds: int) -> Experiment:

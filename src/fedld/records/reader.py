@@ -10,12 +10,14 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Generic, cast
 
 from fedld.config.experiment import SETTINGS
 from fedld.errors import FedLDError
 from fedld.paths import require_regular
+from fedld.records.chain import FIELD, checked
 from fedld.records.schema import (
     CLIENTS,
     CONFLICT,
@@ -34,7 +36,10 @@ from fedld.records.schema import (
     RoundLine,
     Summary,
 )
+from fedld.records.writer import CHECKSUMMED
 
+CHANGED = "was changed after the run had finished"
+UNREADABLE = "summary.json is damaged or was changed: `fedld run --resume` writes it again"
 COMPARED = [name for name, setting in SETTINGS.items() if setting.compared]
 
 
@@ -44,6 +49,7 @@ class Records(Generic[L]):
 
     lines: list[L]
     problem: str | None = None
+    changed: bool = False  # the file is not as it was written
 
 
 @dataclass(frozen=True)
@@ -59,27 +65,45 @@ class Run:
     @cached_property
     def rounds(self) -> Records[RoundLine]:
         """One line per round."""
-        return read_records(self.path, ROUNDS)
+        return self._records(ROUNDS)
 
     @cached_property
     def clients(self) -> Records[ClientLine]:
         """One line per round and client."""
-        return read_records(self.path, CLIENTS)
+        return self._records(CLIENTS)
 
     @cached_property
     def conflict(self) -> Records[ConflictLine]:
         """Gram matrix and report of the rule, one line per round."""
-        return read_records(self.path, CONFLICT)
+        return self._records(CONFLICT)
 
     @cached_property
     def cross_loss(self) -> Records[CrossLine]:
         """M[j, i] = L_j(w_i) of the decomposed rounds."""
-        return read_records(self.path, CROSS_LOSS)
+        return self._records(CROSS_LOSS)
+
+    def _records(self, file: RecordFile[L]) -> Records[L]:
+        """A record file, compared with its checksum where the run is finished."""
+        return read_records(self.path, file, self._checksums.get(file.name))
 
     @cached_property
     def summary(self) -> Summary | None:
         """The result; None while there is none."""
-        return cast(Summary | None, read_object(self.path / "summary.json"))
+        return read_summary(self.path)
+
+    @property
+    def _checksums(self) -> dict[str, Any]:
+        found = self.summary.get("sha256") if self.summary else None
+        return found if isinstance(found, dict) else {}
+
+    def change(self, name: str) -> str | None:
+        """A sentence if a file is not the one of which summary.json has the checksum."""
+        try:
+            require_regular(self.path / name)
+            digest = sha256((self.path / name).read_bytes()).hexdigest()
+        except OSError:
+            return None
+        return None if self._checksums.get(name, digest) == digest else f"{name} {CHANGED}"
 
     @cached_property
     def environment(self) -> Environment | None:
@@ -93,9 +117,13 @@ class Run:
 
     @cached_property
     def failure(self) -> str | None:
-        """Why the run could not go on, if it could not."""
+        """Why the run is in no comparison: it could not go on, or its records were changed."""
         path = self.path / FAILED
-        return clean(path.read_text(errors="replace")) if path.is_file() and not self.finished else None
+        if not self.finished:
+            if (self.path / "summary.json").is_file():
+                return UNREADABLE
+            return clean(path.read_text(errors="replace")) if path.is_file() else None
+        return self.rounds.problem if self.rounds.changed else None
 
     def series(self, key: RoundColumn) -> dict[int, float]:
         """A measure of every round; nan where it was not measured."""
@@ -221,7 +249,12 @@ def read_run(path: Path, label: str | None = None, seed: int | None = None) -> R
     run = Run(path, clean(name), seed if isinstance(seed, int) else 0, config)
     for records in (run.rounds, run.clients):
         problems += [records.problem] if records.problem else []
-    if not run.finished:
+    problems += [str(run.conflict.problem)] if run.change(CONFLICT.name) else []
+    problems += [str(run.cross_loss.problem)] if run.change(CROSS_LOSS.name) else []
+    problems += filter(None, map(run.change, CHECKSUMMED))
+    if not run.finished and (path / "summary.json").is_file():
+        problems.append(UNREADABLE)
+    elif not run.finished:
         done, of = len(run.rounds.lines), config.get("rounds", "?")
         problems.append(f"unfinished: {done} of {of} rounds are recorded and there is no summary.json")
     return replace(run, problems=tuple(problems))
@@ -255,24 +288,59 @@ def read_object(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def read_records(folder: Path, file: RecordFile[L]) -> Records[L]:
-    """Whole lines, the last one for each key; a resumed run may hold some twice."""
+def read_summary(folder: Path) -> Summary | None:
+    """The summary of a run; None if there is none or it is not as it was written."""
+    try:
+        require_regular(folder / "summary.json")
+        ((text, verdict),) = checked([(folder / "summary.json").read_bytes()])
+    except OSError:
+        return None
+    summary = _parse(text)
+    if verdict == "changed" or (summary is not None and FIELD in summary):
+        return None
+    return cast(Summary | None, summary)
+
+
+def read_records(folder: Path, file: RecordFile[L], checksum: object = None) -> Records[L]:
+    """Whole lines as they were written, the last one for each key; a resumed run may hold some twice.
+
+    Args:
+        folder: the run directory.
+        file: which file.
+        checksum: SHA-256 of the whole file, where summary.json has it.
+
+    Returns:
+        The lines, and a sentence with the numbers of those that are left out.
+    """
     try:
         require_regular(folder / file.name)
-        content = (folder / file.name).read_bytes().split(b"\n")
+        content = (folder / file.name).read_bytes()
     except OSError:
-        return Records([], f"{file.name} is missing")
+        return Records([], f"{file.name} is missing", checksum is not None)
     found: dict[tuple[Any, ...], L] = {}
-    damaged = 0
-    for raw in filter(None, content):
+    damaged, changed = 0, []
+    numbered = [(number, raw) for number, raw in enumerate(content.split(b"\n"), start=1) if raw]
+    for (number, _), (raw, verdict) in zip(numbered, checked(raw for _, raw in numbered), strict=True):
         line = _parse(raw)
         sound = line is not None and all(isinstance(line.get(name), int) for name in file.key)
         if line is None or not sound or any(name not in line for name in file.needs):
             damaged += 1
+        elif verdict == "changed" or FIELD in line:
+            changed.append(number)
         else:
             found[tuple(line[name] for name in file.key)] = cast(L, line)
-    problem = f"{file.name}: {damaged} damaged line(s) left out" if damaged else None
-    return Records([found[k] for k in sorted(found)], problem)
+    problems = [f"{file.name}: {damaged} damaged line(s) left out"] if damaged else []
+    problems += [_changed_lines(file.name, changed)] if changed else []
+    other = checksum is not None and sha256(content).hexdigest() != checksum
+    problems += [f"{file.name} {CHANGED}: lines are missing or new"] if other and not problems else []
+    return Records([found[k] for k in sorted(found)], "; ".join(problems) or None, bool(changed) or other)
+
+
+def _changed_lines(name: str, numbers: list[int]) -> str:
+    """A sentence that names the first three of the lines that were changed."""
+    shown = ", ".join(map(str, numbers[:3])) + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")
+    which = "line" if len(numbers) == 1 else "lines"
+    return f"{name}: {which} {shown} changed since the run wrote it, or the line before is gone; left out"
 
 
 def _parse(raw: bytes) -> dict[str, Any] | None:

@@ -283,6 +283,7 @@ class Summary(FinalMeasures):
     participation: dict[str, ParticipationRecord]
     sites: dict[str, dict[Which, SiteMeasures]]  # of each site that has a test set of its own
     less_is_better: list[str]  # of the further measures
+    sha256: dict[str, str]  # of the records and of what was written with the summary
 
 
 class Reliability(TypedDict):

@@ -2,14 +2,14 @@
 
 config.toml        the experiment, every default written out
 environment.json   the machine and the libraries that began it
-rounds.jsonl       one line per round
+rounds.jsonl       one line per round; lines of this and the next three files end with a checksum (`chain`)
 clients.jsonl      one line per round and client
 conflict.jsonl     the rule's report, with the Gram matrix of at most 100 updates, one line per round
 cross_loss.jsonl   M[j, i] = L_j(w_i) and L_j(w) of the decomposed rounds
 federation.json    who held what when the run began, and a fingerprint of it
 failures.log       what clients and evaluations failed of, with tracebacks, if any did
 failed.txt         why the run could not go on, until it does
-summary.json       the result
+summary.json       the result, with a checksum of its own and those of the records
 model.safetensors  the final global model
 """
 
@@ -24,7 +24,11 @@ from pathlib import Path
 from typing import IO, Any, TypedDict
 
 from fedld.errors import FedLDError
-from fedld.records.schema import FAILED, FILES, Environment, L, RecordFile
+from fedld.records.chain import last_digest, sealed, split
+from fedld.records.schema import FAILED, FILES, Environment, L, RecordFile, Summary
+
+CHECKSUMMED = ("federation.json", "predictions.csv", "predictions.json")
+"""Files beside the records of which summary.json has a checksum."""
 
 
 class Extent(TypedDict):
@@ -80,7 +84,7 @@ def each_line(folder: Path, file: RecordFile[L]) -> Iterator[L]:
     path = folder / file.name
     if path.exists():
         with path.open("rb") as lines:
-            yield from (json.loads(line) for line in lines if line.strip())
+            yield from (json.loads(split(line)[0]) for line in lines if line.strip())
 
 
 def read_lines(folder: Path, file: RecordFile[L]) -> list[L]:
@@ -104,6 +108,7 @@ class RunDirectory:
             raise FedLDError(f"another process is writing to '{path}'") from None
         self._open: dict[str, IO[bytes]] = {}
         self._digests = {file.name: sha256() for file in FILES}
+        self._last: dict[str, str] = {}  # digest of the last line of every open file
 
     def begin(self, config: str, environment: Environment, federation: dict[str, Any]) -> None:
         """Start a new run; a directory that already holds one is refused."""
@@ -118,8 +123,10 @@ class RunDirectory:
     def append(self, file: RecordFile[L], line: L) -> None:
         """Add a line in one write."""
         if file.name not in self._open:
+            self._last[file.name] = last_digest(self.path / file.name)
             self._open[file.name] = (self.path / file.name).open("ab", buffering=0)
-        content = dump(line).encode() + b"\n"
+        text, self._last[file.name] = sealed(dump(line).encode(), self._last[file.name])
+        content = text + b"\n"
         self._open[file.name].write(content)
         self._digests[file.name].update(content)
 
@@ -135,6 +142,19 @@ class RunDirectory:
             path.unlink(missing_ok=True)
         else:
             write_atomically(path, why.encode())
+
+    def checksums(self) -> dict[str, str]:
+        """SHA-256 of every record file that was written, and of the files in `CHECKSUMMED`."""
+        found = {name: d.hexdigest() for name, d in self._digests.items() if (self.path / name).exists()}
+        for name in CHECKSUMMED:
+            if (self.path / name).exists():
+                found[name] = sha256((self.path / name).read_bytes()).hexdigest()
+        return found
+
+    def write_summary(self, summary: Summary) -> None:
+        """Mark the run as finished."""
+        text, _ = sealed(dump(summary).encode(), "")
+        write_atomically(self.path / "summary.json", text + b"\n")
 
     def extents(self) -> dict[str, Extent]:
         """Length and digest of every record file, synced: what a checkpoint vouches for."""

@@ -192,6 +192,8 @@ def make_card(path: Path, positive: str | None = None, specificity: float | None
         specificity = float(run.config.get("specificity", 0.9))
     federation = read_object(path / "federation.json") or {}
     table = read_predictions(path / "predictions.csv")
+    if changed := run.change("predictions.csv"):
+        raise FedLDError(f"'{path}': {changed}, so a card would show other results than the model's")
     everybody, sites = site_results(table, positive, specificity) if table else (None, {})
     file = _model_file(path / "model.safetensors")
     few = [f"{clean(name)} ({one.pictures})" for name, one in sites.items() if one.pictures < FEW]
