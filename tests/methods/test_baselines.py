@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.methods.test_fixed_points import SIZES, data, distance, train  # noqa: F401 (`data` is a fixture)
+from tests.methods.conftest import Federation
+from tests.methods.test_fixed_points import (  # noqa: F401 (`data` is a fixture)
+    SIZES,
+    TRAINING,
+    data,
+    distance,
+    optimum,
+    train,
+)
 from torch import nn
 
 from fedld.config.experiment import make_experiment
@@ -23,6 +31,7 @@ from fedld.local.contextual import (
     correlation,
 )
 from fedld.methods import METHODS
+from fedld.methods.base import shares
 from fedld.methods.ccvr import merged, virtual
 from fedld.methods.fedacg import FedACG
 from fedld.methods.feddyn import FedDyn
@@ -167,6 +176,16 @@ def test_fedspeed_reaches_the_optimum_of_all_clients(data):  # noqa: F811
     """Without the perturbation its corrections make the local gradients agree: no drift is left."""
     setting = {"weights": "uniform", "lr": 0.2, "rounds": 200}
     assert distance(FedSpeed(lam=2.0, rho=0.0), data, **setting) < 1e-6
+
+
+def test_fedspeed_reaches_the_optimum_with_some_of_the_clients_too(data):  # noqa: F811
+    """Two of three in turn: the server adds the corrections of all clients, so nothing moves in the end."""
+    torch.manual_seed(0)
+    training, sizes = [replace(TRAINING, lr=0.2)] * 3, tuple(map(len, data))
+    federation = Federation(FedSpeed(lam=2.0, rho=0.0), nn.Linear(4, 3).double(), data, training, sizes)
+    for turn in range(300):
+        federation.round(*sorted({turn % 3, (turn + 1) % 3}))
+    assert (federation.server.weights - optimum(data, shares(sizes))).norm() < 1e-6
 
 
 def test_dittos_global_model_is_fedavgs_and_its_own_models_are_the_clients(tmp_path):

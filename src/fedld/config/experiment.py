@@ -171,7 +171,9 @@ class Experiment(BaseModel):
         "run", 1, "fewer usable replies than this end the run; all: of everybody drawn"
     )
     max_update_ratio: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = setting(
-        "run", None, "refuse updates longer than so many times the median; 10 under Flower"
+        "run",
+        None,
+        "refuse updates longer than so many times the median; without it 10 under Flower, else none",
     )
     canary: bool = setting("run", True, "two steps on a few images at every site before round 1 (Flower)")
     grace: NonNegative | None = setting(

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedld.aggregation import Measured
-from fedld.data.draw import Mask, Positions, stratified
+from fedld.data.draw import Mask, Positions, held_out
 from fedld.engine.jobs import Setup
 from fedld.seeds import numpy_generator
 
@@ -45,7 +45,7 @@ class Draws:
         return np.sort(np.concatenate([train[out], seen]))
 
     def _sits_out(self, client: str, round_: int) -> Mask:
-        """Mask of a client's training images: a share of every class, and whole patients."""
+        """Mask of a client's training images: every class in proportion, and whole patients."""
         train = self._train(client)
         nobody = np.zeros(len(train), bool)
         if not self.rule.unseen or not len(train) or len(self.setup.federation.client(client).validation):
@@ -54,7 +54,7 @@ class Draws:
         # Another share is another draw: of two parts at a site the larger must not contain the smaller.
         generator = numpy_generator(self.seed, "sits out", round_, client, repr(share))
         patients = None if self._patients is None else self._patients[train]
-        out = stratified(self.setup.federation.labels[train], share, generator, patients)
+        out = held_out(self.setup.federation.labels[train], share, generator, patients)
         return out if self.enough(int(out.sum()), int((~out).sum())) else nobody
 
     def enough(self, out: int, left: int) -> bool:

@@ -51,6 +51,7 @@ def finish(exchange: Exchange, provenance: Callable[[], dict[str, str]], seconds
         "trained_parameters": setup.layout.trainable,
         "private_parameters": setup.layout.trainable - setup.layout.shared,
         "clients": len(setup.sizes),
+        "max_update_ratio": setup.method.max_update_ratio,
         "seed": experiment.seed,
         "version": __version__,
         "environment": environment(),

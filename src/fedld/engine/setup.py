@@ -129,6 +129,8 @@ def notes(setup: Setup) -> Iterator[str]:
     own = type(method).federation is Method.federation and not any(client.elsewhere for client in clients)
     if own and "clients" in experiment.model_fields_set and experiment.clients != len(clients):
         yield f"clients = {experiment.clients} is not used: the data names its {len(clients)} clients"
+    if (ratio := method.max_update_ratio) is not None:
+        yield f"updates longer than {ratio:g} times the median are refused (max_update_ratio)"
     if type(method).private is not Method.private and not setup.layout.private_size:
         yield (
             f"method '{experiment.method['name']}' keeps nothing with the clients here: network "

@@ -1,11 +1,13 @@
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedld.layout import Layout
 from fedld.local import LocalClient, Reply
-from fedld.methods.base import Card, Method
+from fedld.methods.base import Card, Method, Replies, Server, shares
 from fedld.methods.fedsam import TINY
 
 
@@ -15,8 +17,11 @@ class FedSpeed(Method):
 
     Client:  g1 at w, g2 at w + rho g1 / |g1|
              w <- w - lr ((1 - alpha) g1 + alpha g2 - g_i + (w - w_t) / lam)
-             g_i <- g_i - (w_i - w_t) / lam;  sends w_i - lam g_i
-    Server:  the mean of what was sent
+             g_i <- g_i - (w_i - w_t) / lam
+    Server:  h <- h + sum_i p_i (w_i - w_t), p over all clients;  w <- mean(w_i) + h
+
+    So h = -lam sum_i p_i g_i over all clients, as in the released code. Where all of them take part in every
+    round this is Algorithm 1's mean of w_i - lam g_i; with a sample of them Algorithm 1 has no fixed point.
     """
 
     lam: float = 10.0
@@ -25,8 +30,13 @@ class FedSpeed(Method):
 
     card: ClassVar[Card] = Card("FedSpeed", "Sun et al. 2023")
 
+    def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
+        """h = 0, and the weight of every client in it."""
+        h = torch.zeros_like(layout.shared_parameters(weights))
+        return Server(weights, {"h": h, "p": shares(sizes, self.client_weights).to(h.dtype)})
+
     def client_update(self, client: LocalClient) -> Reply:
-        """SGD on both gradients with the proximal term and its correction; g_i stays here."""
+        """SGD on both gradients with the proximal term and its correction; g_i stays at the client."""
         start = client.weights.clone()
         correction = client.state.get("g", torch.zeros_like(start))
 
@@ -37,7 +47,10 @@ class FedSpeed(Method):
             gradient.sub_(correction).add_(weights - start, alpha=1 / self.lam)
 
         client.train(self.loss, correction=corrected)
-        correction = correction - (client.weights - start) / self.lam
-        shared = client.layout.shared
-        client.weights[:shared] -= self.lam * correction[:shared]
-        return client.reply(state={"g": correction})
+        return client.reply(state={"g": correction - (client.weights - start) / self.lam})
+
+    def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
+        """Add to the aggregate what the corrections of all clients amount to."""
+        h = server.extra["h"] + server.extra["p"][replies.rows] @ replies.gradients
+        server = replace(server, extra={**server.extra, "h": h})
+        return super().step(server, replies, update + h)

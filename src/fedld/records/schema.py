@@ -277,6 +277,7 @@ class Summary(FinalMeasures):
     trained_parameters: int  # that move; the rest is frozen
     private_parameters: int  # that stay with the clients
     clients: int
+    max_update_ratio: float | None  # longer updates than so many times the median were refused; null: none
     seed: int
     version: str
     environment: Environment

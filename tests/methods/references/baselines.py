@@ -88,9 +88,13 @@ def fedsam(problem, rho):
 
 
 def fedspeed(problem, lam, alpha, rho):
-    """Sun et al. 2023, Algorithm 1."""
-    w = problem.start
+    """Sun et al. 2023, Algorithm 1 at the clients, the server of the released code.
+
+    That one adds to the mean model the mean over *all* clients of h_i, the sum of client i's updates so far.
+    """
+    w, everybody = problem.start, range(len(problem.sizes))
     corrections = [torch.zeros_like(w) for _ in problem.sizes]
+    h = [torch.zeros_like(w) for _ in problem.sizes]
     for round_, sampled in problem.rounds:
         sent = []
         for i in sampled:
@@ -100,8 +104,9 @@ def fedspeed(problem, lam, alpha, rho):
 
             model = sharp_sgd(problem, w, round_, i, rho, quasi)
             corrections[i] = corrections[i] - (model - w) / lam
-            sent.append(model - lam * corrections[i])
-        w = problem.mean(sent, sampled)
+            h[i] = h[i] + (model - w)
+            sent.append(model)
+        w = problem.mean(sent, sampled) + problem.mean(h, everybody)
         yield w
 
 
