@@ -178,6 +178,16 @@ take() { # study, another, method: runs that both have are not made twice
         }
     done
 }
+# Methods in closed form on a linear head, and the same with 4,096 random units. One round; 1 and 5 minutes each
+closed_heads() {
+    for on in ${ON:-$EVERY}; do
+        heads $on head-closed ridge,lda --head linear --train head --rounds 1 --seeds $SEEDS
+        heads $on head-balanced ridge,lda --head linear --train head --rounds 1 --seeds $SEEDS \
+            --set ridge.balanced=true --set lda.balanced=true
+        heads $on head-random ridge --head linear --train head --rounds 1 --seeds $SEEDS \
+            --set ridge.features=random:4096
+    done
+}
 # The same at one rate for all, the middle of the five. COVID-FL 14 minutes, the others 6 each
 shared_heads() {
     for on in ${ON:-$EVERY}; do

@@ -139,6 +139,17 @@ def test_an_update_is_of_many_images(ask):
     assert ask("local_steps = 2\nbatch_size = 50", [TRAIN]).error is None
 
 
+def test_second_moments_are_of_enough_images(ask):
+    """240 images and 128 features: a site that wants two images for each feature gives none."""
+    settings, prepare = 'method = "ridge"\ntrain = "head"', [{"kind": "prepare", "round": 1, **HERE}]
+    assert (
+        "second moments of 128 features for at least 256"
+        in ask(settings, prepare, **{"images-per-feature": 2.0}).error
+    )
+    assert "second moments" not in (ask(settings, prepare).error or "")
+    assert "second moments" not in (ask(**{"images-per-feature": 2.0}).error or "")
+
+
 def test_an_order_for_another_site_is_refused(ask):
     assert "the order is for 'beta'" in ask(jobs=[LOSS | {"clients": ["beta"]}]).error
     assert "the order is for 'beta'" in ask(jobs=[TRAIN | {"incoming": {"client": "beta"}}]).error

@@ -143,3 +143,15 @@ def images():
         return Federation(method, model.to(dtype), data, training, (samples,) * clients)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def dealt():
+    """Features and labels dealt among clients, under a method and a head; `parts` are their positions."""
+
+    def make(method, head, features, labels, parts):
+        data = [FullBatch(features[part], labels[part]) for part in parts]
+        sizes = tuple(len(part) for part in parts)
+        return Federation(method, head, data, [Training(1, 50, 0.01, 0.0)] * len(parts), sizes)
+
+    return make

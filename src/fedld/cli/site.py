@@ -65,6 +65,9 @@ def start_site(
     max_image_size: Annotated[int, typer.Option(help="most pixels along a side of an image")] = 1024,
     max_epochs: Annotated[int, typer.Option(help="most epochs per round")] = 100,
     cache_gb: Annotated[float, typer.Option(help="most gigabytes of decoded images on disk")] = 50.0,
+    images_per_feature: Annotated[
+        float, typer.Option(help="least images for each feature whose second moments leave")
+    ] = 0.1,
     insecure: Insecure = False,
 ) -> None:
     """Join a federation and stay until stopped: a Flower SuperNode that runs fedld and nothing else."""
@@ -76,7 +79,7 @@ def start_site(
         from fedld.models.weights import read_weights
 
         read_weights(weights)
-    limits = Limits(min_images, max_image_size, max_epochs, cache_gb)
+    limits = Limits(min_images, max_image_size, max_epochs, cache_gb, images_per_feature)
     files = FileFacts(skip_bad, bits, patient)
     limits.check_data(len(training_rows(open_site(str(data), None, files))))
     node = Node(name, data, superlink, state, ca, key, device, files, insecure, weights, limits)

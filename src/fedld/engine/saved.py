@@ -5,7 +5,7 @@ with. They name things that fedld knows; nothing that a file says is imported or
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from fedld.data import Federation
 from fedld.errors import FedLDError
 from fedld.local.samples import Samples
 from fedld.methods import METHODS
+from fedld.methods.closed import ClosedForm
 from fedld.models import MODELS, Model, build, own_network
 from fedld.models.build import NAMES
 from fedld.models.files import read_model
@@ -43,6 +44,7 @@ class Facts:
     pictures: bool
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    features: str = "linear"  # what a method in closed form made of the trunk's outputs
 
 
 def facts_of(experiment: Experiment, federation: Federation) -> Facts:
@@ -59,6 +61,7 @@ def facts_of(experiment: Experiment, federation: Federation) -> Facts:
         pictures=federation.images.dtype == np.uint8,
         mean=federation.mean,
         std=federation.std,
+        features=str(experiment.method.get("features", "linear")),
     )
 
 
@@ -114,7 +117,10 @@ def _facts(text: str | None, file: Path) -> Facts:
         raw = {key: tuple(v) if isinstance(v, list) else v for key, v in json.loads(text).items()}
         facts = Facts(**cast(dict[str, Any], raw))
         sound = (
-            all(isinstance(name, str) for name in (facts.version, facts.head, facts.train, *facts.classes))
+            all(
+                isinstance(name, str)
+                for name in (facts.version, facts.head, facts.train, facts.features, *facts.classes)
+            )
             and all(name is None or isinstance(name, str) for name in (facts.model, facts.method))
             and all(type(side) is int and 0 < side <= 4096 for side in facts.input_shape)
             and all(np.isfinite(float(value)) for value in facts.mean)
@@ -150,4 +156,9 @@ def _network(facts: Facts, file: Path) -> nn.Module:
         raise FedLDError(f"'{file}' is of somebody's own network, which cannot be made from its name")
     if facts.train == "head" and isinstance(network, Model):
         network = standardise_head(network)
-    return METHODS[facts.method].adapt(network) if facts.method else network
+    if facts.method is None:
+        return network
+    method = METHODS[facts.method]
+    if isinstance(method, ClosedForm):
+        method = replace(method, features=facts.features)
+    return method.adapt(network)

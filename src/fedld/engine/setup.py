@@ -21,6 +21,7 @@ from fedld.engine.network import divided, make_layout, normalised
 from fedld.errors import FedLDError
 from fedld.local.base import FunctionObjective
 from fedld.methods import Method, Server
+from fedld.methods.closed import ClosedForm
 from fedld.models import Trunk
 from fedld.models.base import beyond_features
 from fedld.seeds import numpy_generator
@@ -108,6 +109,7 @@ def prepare(
         raise FedLDError(
             f"validation chooses among global models, and method '{experiment.method['name']}' has none"
         )
+    check_sums(experiment, method)
     rows = len(sample(experiment, [client.name for client in federation.clients], 1))
     if experiment.quorum(rows) > rows:
         of = f"{rows} of {len(federation.clients)} clients"
@@ -131,11 +133,20 @@ def notes(setup: Setup) -> Iterator[str]:
         yield f"clients = {experiment.clients} is not used: the data names its {len(clients)} clients"
     if (ratio := method.max_update_ratio) is not None:
         yield f"updates longer than {ratio:g} times the median are refused (max_update_ratio)"
+    if _done_early(setup):
+        yield f"method '{experiment.method['name']}' is done after round 1: --rounds 1 gives the same model"
     if type(method).private is not Method.private and not setup.layout.private_size:
         yield (
             f"method '{experiment.method['name']}' keeps nothing with the clients here: network "
             f"'{experiment.model}' has no such part (no BatchNorm, for fedbn and silobn)"
         )
+
+
+def _done_early(setup: Setup) -> bool:
+    """Whether a method in closed form has nothing to do after its first round."""
+    experiment = setup.experiment
+    closed = isinstance(setup.method, ClosedForm)
+    return closed and experiment.rounds > 1 and len(sample(experiment, setup.sizes, 1)) == len(setup.sizes)
 
 
 def check_functions(setup: Setup) -> None:
@@ -149,6 +160,19 @@ def check_functions(setup: Setup) -> None:
             raise FedLDError(f"metric '{name}' gives no finite number for finite logits of all classes")
     if isinstance(setup.method.objective, FunctionObjective):
         setup.method.objective.check(logits, labels)
+
+
+def check_sums(experiment: Experiment, method: Method) -> None:
+    """Refuse a method of sums over images where the sums would change from round to round."""
+    if not method.second_moments:
+        return
+    name = experiment.method["name"]
+    if experiment.train == "all":
+        raise FedLDError(f"method '{name}' solves for the head on a frozen trunk: set train to 'head'")
+    if experiment.augment != "none":
+        raise FedLDError(
+            f"method '{name}' sums over images as they are: augment = '{experiment.augment}' cannot apply"
+        )
 
 
 def features_for(setup: Setup, trunk: Trunk | None, tell: Tell, *, quota: float | None = None) -> Path | None:

@@ -40,7 +40,10 @@ def server_step(exchange: Exchange, jobs: Sequence[TrainJob], results: Mapping[s
     exchange.directory.append(CONFLICT, conflict_line(round_, replies, combined))
     cost = measuring.cost(exchange.settle())
     state.round = round_
-    return {"line": round_line(round_, replies, trained, combined, cost, lines), "matrix": matrix}
+    record = round_line(round_, replies, trained, combined, cost, lines)
+    if choices := setup.method.choices(state.server):
+        record["choices"] = choices
+    return {"line": record, "matrix": matrix}
 
 
 def _refused(exchange: Exchange, jobs: Sequence[TrainJob], finite: Mapping[str, Trained]) -> dict[str, str]:

@@ -78,7 +78,7 @@ class Worker:
         """Sums and sums of squares of what enters the head, over the client's training images."""
         layer = standardised(self.flat.model)
         assert layer is not None
-        sums = torch.zeros(2, layer.in_features, dtype=torch.float64, device=self.flat.vector.device)
+        sums = torch.zeros(2, len(layer.shift), dtype=torch.float64, device=self.flat.vector.device)
 
         def add(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             features = inputs[0].double()

@@ -41,10 +41,14 @@ from fedld.methods.fedspeed import FedSpeed
 from fedld.methods.fedsr import FedSR
 from fedld.methods.fedyogi import FedYogi
 from fedld.methods.gamf import GAMF
+from fedld.methods.lda import LDA
 from fedld.methods.local import Local
 from fedld.methods.moon import Moon
+from fedld.methods.newton import Newton
 from fedld.methods.pfedla import PFedLA
 from fedld.methods.pgrad import PGrad
+from fedld.methods.regmean import RegMean
+from fedld.methods.ridge import Ridge
 from fedld.methods.robfedavg import RobFedAvg
 from fedld.methods.scaffold import Scaffold
 from fedld.methods.silobn import SiloBN
@@ -96,6 +100,10 @@ METHODS: dict[str, Method] = {
     "fedld-drift": replace(Scaffold(), objective=MarginLog(lam=0.01), rule=Measured()),
     "consensus": FedConsensus(),
     "measured": replace(FedAvg(), rule=Measured()),
+    "ridge": Ridge(),
+    "lda": LDA(),
+    "newton": Newton(),
+    "regmean": RegMean(),
     "local": Local(),
     "central": Central(),
 }

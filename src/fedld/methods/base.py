@@ -138,6 +138,7 @@ class Method:
     prepared_lengths: ClassVar[tuple[str, ...]] = ()  # entries of `prepare` that `max_update_ratio` bounds
     reads_features: ClassVar[bool] = False  # of the incoming and the trained model: losses use the same pass
     starts_from_global: ClassVar[bool] = True  # a client's loss before training is then the global model's
+    second_moments: ClassVar[bool] = False  # clients send X'X of the head's inputs, which need a frozen trunk
 
     def federation(self, federation: Federation) -> Federation:
         """The federation this method trains on; `central` pools the clients here."""
@@ -195,6 +196,10 @@ class Method:
         """Next server state from this round's replies."""
         combined = self.aggregate(replies)
         return self.step(server, replies, combined.update), combined
+
+    def choices(self, server: Server) -> dict[str, float]:
+        """What the server has chosen by itself, by name: recorded with the round."""
+        return {}
 
     def loss(self, context: Context) -> Tensor:
         """What a client minimises on a batch: the objective, unless a method adds to it."""

@@ -88,6 +88,7 @@ class RoundLine(Evaluation, Terms, Traffic, total=False):
     cosine_to_average: float | None
     buffer_disagreement: float | None
     seconds: float
+    choices: dict[str, float]  # what the method's server chose by itself, such as a regularisation
     missing: dict[str, Reason]  # drawn clients that are not part of the aggregate; absent if there are none
 
 

@@ -20,12 +20,16 @@ class QuotaError(FedLDError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Least images of any measurement that leaves; most pixels along a side, epochs, gigabytes of cache."""
+    """Least images of any measurement that leaves; most pixels along a side, epochs, gigabytes of cache.
+
+    `images_per_feature`: least images for each of the features whose second moments leave.
+    """
 
     min_images: int = 50
     max_image_size: int = 1024
     max_epochs: int = 100
     cache_gb: float = 50.0
+    images_per_feature: float = 0.1
 
     def __post_init__(self) -> None:
         if self.min_images < 2:
@@ -63,6 +67,14 @@ class Limits:
         """Refuse to describe, train on and measure too few images."""
         if train < self.min_images:
             raise FedLDError(f"it has {train} training images and takes part with at least {self.min_images}")
+
+    def check_moments(self, images: int, features: int) -> None:
+        """Refuse second moments that describe few images in detail."""
+        if images < self.images_per_feature * features:
+            raise FedLDError(
+                f"it has {images} training images and gives second moments of {features} features for "
+                f"at least {self.images_per_feature * features:.0f} (--images-per-feature)"
+            )
 
     def check_order(self, experiment: Experiment, jobs: Sequence[ClientJob], train: int) -> None:
         """Refuse an order that asks for too much work, or for an update of too few images."""

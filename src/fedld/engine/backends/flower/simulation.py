@@ -66,7 +66,13 @@ def simulate(experiment: Experiment, out: Path, progress: Progress, *, resume: b
         experiment = experiment.model_copy(update=changes | {"data_root": None, "split": None, "data": {}})
     files = sorted(path for path in folder.glob("*.npz") if path.name != "test.npz")
     nodes: Nodes = {
-        k: {"site": path.stem, "data": str(path), "state": str(folder / "state"), "min-images": 2}
+        k: {
+            "site": path.stem,
+            "data": str(path),
+            "state": str(folder / "state"),
+            "min-images": 2,
+            "images-per-feature": 0.0,
+        }
         for k, path in enumerate(files)
     }
     server, ended = _server(None if resume else experiment, out, progress)

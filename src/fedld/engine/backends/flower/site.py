@@ -76,6 +76,7 @@ from fedld.engine.states import StateStore
 from fedld.engine.worker import Worker
 from fedld.errors import FedLDError
 from fedld.layout import Layout, Tree
+from fedld.models import as_model
 from fedld.records.ledger import Ledger
 from fedld.records.writer import write_atomically
 from fedld.seeds import derive
@@ -171,6 +172,9 @@ class Site:
             federation = self._set_aside(federation, experiment.validation)
         method = make_method(experiment)
         trunk, model = divided(experiment, method, federation)
+        if method.second_moments:
+            features = as_model(model).head.in_features
+            self.limits.check_moments(len(federation.client(self.name).train), features)
         layout = make_layout(experiment, method, model)
         if trunk is not None and trunk.digest != order.trunk:
             raise FedLDError("its frozen trunk is another one: start it with the server's `--weights FILE`")

@@ -1,0 +1,235 @@
+"""What the methods in closed form share: one exchange of sums, one of leave-one-out errors, one solution.
+
+Round 1 is the whole method. Clients send sums (`moments`); the server sends back a basis in which every
+image's leave-one-out prediction is a few products; clients send errors and losses summed over their images
+for all candidate regularisations and temperatures; the server takes the best of both and solves. Where
+clients are sampled, later rounds add the sums of those that were not counted before.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedld.aggregation import Aggregate
+from fedld.errors import FedLDError
+from fedld.layout import Layout, Tree
+from fedld.local import LocalClient, Reply
+from fedld.methods.base import Messages, Method, Replies, Server
+from fedld.methods.moments import LinearProblem, added, client_sums, head_inputs, head_of, set_head, sum_of
+from fedld.models import as_model, head_names
+from fedld.models.standardise import randomise_head
+
+TEMPERATURES = 2.0 ** (torch.arange(-20, 33, dtype=torch.float64) / 4)
+"""Factors of the logits that are tried: fixed ones, so that the choice does not depend on the partition."""
+SAFE = 1e-10
+"""The smallest regularisation, as a share of the sum of eigenvalues, that float64 solves with."""
+MOST_UNITS = 16384
+
+
+@dataclass(frozen=True)
+class SumsMethod(Method):
+    """Base of the methods that need sums X'X of the head's inputs, which a client sends once.
+
+    `precision` is that of the sums on their way: with float64 the result does not depend on the partition,
+    with float32 it does so in the last digits, at half the traffic.
+    """
+
+    precision: Literal["float64", "float32"] = "float64"
+
+    second_moments: ClassVar[bool] = True
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a network in which more than a linear head is trained."""
+        names = [name for name, _ in model.named_parameters()]
+        if head_names(as_model(model)) != names:
+            raise FedLDError(
+                f"{self.card.title} needs a frozen trunk and a linear head: "
+                "set train to 'head' and head to 'linear'"
+            )
+
+    @property
+    def prepares(self) -> bool:
+        """Sums come before anything else."""
+        return True
+
+    def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
+        """No client's sums are known."""
+        return Server(weights, {"counted": torch.zeros(len(sizes))})
+
+    def personal(self, server: Server, row: int) -> Tree:
+        """Whether the server has the client's sums."""
+        return {"counted": server.extra["counted"][row]}
+
+    def prepare(self, client: LocalClient) -> Tree:
+        """The client's sums, unless the server has them."""
+        if client.message.get("counted", torch.zeros(())).item():
+            return {}
+        return self.sums(client)
+
+    def sums(self, client: LocalClient) -> Tree:
+        """The sums that this method needs."""
+        return client_sums(client, dtype=getattr(torch, self.precision))
+
+    def gather(self, server: Server, messages: Messages) -> Server:
+        """Add the new clients' sums to those of all clients."""
+        new = [row for row, m in zip(messages.rows, messages.messages, strict=True) if "moments" in m]
+        if not new:
+            return server
+        counted = server.extra["counted"].clone()
+        counted[new] = 1
+        extra = {**server.extra, **added(server.extra, messages.messages), "counted": counted}
+        return replace(server, extra=extra)
+
+
+@dataclass(frozen=True)
+class ClosedForm(SumsMethod):
+    """A head that is solved from sums. Subclasses say in which basis, what a choice costs, and the solution.
+
+    `features` is "linear" or "random:N", N fixed ReLU units drawn from the run's seed; `balanced` weighs all
+    classes alike; `lam` is the regularisation, 0 to choose it by the exact leave-one-out error; `temperature`
+    is the factor of the logits, 0 to choose it by the leave-one-out losses.
+    """
+
+    features: str = "linear"
+    balanced: bool = False
+    lam: float = 0.0
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        random_units(self.features)
+        for option in ("lam", "temperature"):
+            if not getattr(self, option) >= 0:
+                raise FedLDError(f"{option} is a positive number, or 0 to have it chosen")
+
+    def adapt(self, model: nn.Module) -> nn.Module:
+        """The network with its random units, if it is to have any."""
+        units = random_units(self.features)
+        return randomise_head(as_model(model), units) if units else model
+
+    def broadcast(self, server: Server) -> Tree:
+        """What leave-one-out predictions are made with, once new sums are known."""
+        return {key: value for key, value in server.extra.items() if key.startswith("loo.")}
+
+    def gather(self, server: Server, messages: Messages) -> Server:
+        """Add new sums; for them leave-one-out errors will be asked for."""
+        before = server.extra["counted"].sum()
+        server = super().gather(server, messages)
+        if server.extra["counted"].sum() == before:
+            return server
+        problem = self.problem(server.extra)
+        plan = self.plan(problem, self.candidates(problem))
+        return replace(server, extra={**server.extra, **{f"loo.{key}": value for key, value in plan.items()}})
+
+    def client_update(self, client: LocalClient) -> Reply:
+        """Leave-one-out errors, summed over the client's images; the model stays as it is."""
+        plan = {key[4:]: value for key, value in client.message.items() if key.startswith("loo.")}
+        inputs, labels = head_inputs(client)
+        head = as_model(client.model).head
+        logits = F.linear(inputs, head.weight.to(inputs), head.bias.to(inputs)).detach()
+        client.loss_sum = F.cross_entropy(logits, labels, reduction="sum").item()
+        client.loss_count = len(labels)
+        message = leave_one_out_sums(self, plan, inputs, labels) if plan else {}
+        return client.reply(message=message)
+
+    def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
+        """Choose by the summed errors, and solve."""
+        combined = self.aggregate(replies)
+        told = [m for m in replies.messages if "errors" in m]
+        if not told or "moments" not in server.extra:
+            return server, combined
+        problem = self.problem(server.extra)
+        errors, losses = (sum_of([message[key] for message in told]) for key in ("errors", "losses"))
+        lam, temperature = self.choose(problem, errors, losses)
+        weight, bias = problem.head(*self.solve(problem, lam))
+        names = head_of(replies.layout)
+        weights = set_head(server.weights, replies.layout, names, temperature * weight, temperature * bias)
+        step = replies.layout.shared_parameters(weights - server.weights)
+        extra = {key: value for key, value in server.extra.items() if not key.startswith("loo.")}
+        extra["chosen"] = torch.tensor([lam, temperature], dtype=torch.float64)
+        return Server(weights, extra), replace(combined, update=step)
+
+    def choices(self, server: Server) -> dict[str, float]:
+        """Regularisation and temperature."""
+        if "chosen" not in server.extra:
+            return {}
+        lam, temperature = server.extra["chosen"].tolist()
+        return {"lam": lam, "temperature": temperature}
+
+    def problem(self, sums: Tree) -> LinearProblem:
+        """What the sums say."""
+        return LinearProblem.of(sums)
+
+    def candidates(self, problem: LinearProblem) -> Tensor:
+        """Regularisations to try: the one that was given, at least a safe one, or a grid around n."""
+        if not self.lam:
+            return problem.n * 2.0 ** torch.arange(-12, 4, dtype=torch.float64)
+        safe = SAFE * problem.scatter.diagonal().sum().item()
+        if self.lam < safe:
+            warnings.warn(
+                f"{self.card.title}: lam = {self.lam:g} leaves the sums singular; {safe:.3g} is used",
+                stacklevel=2,
+            )
+        return torch.tensor([max(self.lam, safe)], dtype=torch.float64)
+
+    def choose(self, problem: LinearProblem, errors: Tensor, losses: Tensor) -> tuple[float, float]:
+        """Regularisation of the least error, and for it the temperature of the least loss."""
+        k = int(errors.argmin())
+        best = self.temperature or TEMPERATURES[losses[k].argmin()].item()
+        return self.candidates(problem)[k].item(), best
+
+    def plan(self, problem: LinearProblem, candidates: Tensor) -> Tree:
+        """What clients need for `leave_one_out`: at least `basis`, `mean` and `weights`."""
+        raise NotImplementedError
+
+    def leave_one_out(self, plan: Tree, z: Tensor, labels: Tensor, k: int) -> Tensor:
+        """Logits (N, C) of images in the plan's basis by candidate k, fitted without the image itself."""
+        raise NotImplementedError
+
+    def error(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """What a candidate is chosen by, for every image."""
+        raise NotImplementedError
+
+    def solve(self, problem: LinearProblem, lam: float) -> tuple[Tensor, Tensor]:
+        """Weight (D, C) and bias (C,) for standardised inputs."""
+        raise NotImplementedError
+
+
+def leave_one_out_sums(method: ClosedForm, plan: Tree, inputs: Tensor, labels: Tensor) -> Tree:
+    """Sum errors (L,) and losses (L, T) of a client's images over candidates and temperatures."""
+    z = (inputs - plan["mean"]) @ plan["basis"].to(inputs)
+    weights, errors, losses = plan["weights"][labels], [], []
+    for k in range(len(plan["candidates"])):
+        logits = method.leave_one_out(plan, z, labels, k)
+        errors.append((weights * method.error(logits, labels)).sum())
+        scaled = TEMPERATURES[:, None, None] * (logits - logits.amax(1, keepdim=True))
+        right = torch.gather(scaled, 2, labels.expand(len(TEMPERATURES), -1)[..., None])[..., 0]
+        losses.append(((torch.logsumexp(scaled, 2) - right) * weights).sum(1))
+    return {"errors": torch.stack(errors), "losses": torch.stack(losses)}
+
+
+def random_units(features: str) -> int:
+    """Give the number of random units, 0 where the features are taken as they are.
+
+    >>> random_units("linear"), random_units("random:4096")
+    (0, 4096)
+    """
+    kind, _, units = features.partition(":")
+    if features == "linear":
+        return 0
+    if kind == "random" and units.isdecimal() and 1 <= int(units) <= MOST_UNITS:
+        return int(units)
+    raise FedLDError(
+        "features are 'linear' or 'random:N', N units such as 'random:4096', "
+        f"at most {MOST_UNITS}, not '{features}'"
+    )
+
+
+def cholesky_solve(matrix: Tensor, right: Tensor) -> Tensor:
+    """Solve a positive definite system."""
+    solution: Tensor = torch.cholesky_solve(right, torch.linalg.cholesky(matrix))
+    return solution

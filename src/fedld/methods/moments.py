@@ -1,0 +1,145 @@
+"""Sums over clients from which a linear head is solved: X'X and X'Y of the head's inputs, a one appended.
+
+Sums are the same however the images are dealt among clients. They are added in float64, so that solutions of
+different partitions agree to ten digits. X'X is symmetric: clients send its upper triangle.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedld.errors import FedLDError
+from fedld.layout import Layout, Tree
+from fedld.local import LocalClient
+from fedld.models import as_model
+from fedld.models.standardise import SMALLEST, StandardisedLinear
+
+
+@torch.no_grad()
+def head_inputs(client: LocalClient) -> tuple[Tensor, Tensor]:
+    """Give what the head's weights are multiplied with (N, D), in float64, and the labels (N,)."""
+    batches, head = client.embedded(), as_model(client.model).head
+    features = torch.cat([features for features, _ in batches]).double()
+    inputs = head.inputs(features) if isinstance(head, StandardisedLinear) else features
+    return inputs, torch.cat([labels for _, labels in batches])
+
+
+def triangle(matrix: Tensor) -> Tensor:
+    """Give the upper triangle of symmetric matrices (.., D, D) as vectors (.., D (D + 1) / 2).
+
+    >>> triangle(torch.tensor([[1.0, 2.0], [2.0, 3.0]])).tolist()
+    [1.0, 2.0, 3.0]
+    """
+    rows, columns = torch.triu_indices(matrix.shape[-1], matrix.shape[-1])
+    return matrix[..., rows, columns]
+
+
+def symmetric(values: Tensor) -> Tensor:
+    """Undo `triangle`.
+
+    >>> symmetric(torch.tensor([1.0, 2.0, 3.0])).tolist()
+    [[1.0, 2.0], [2.0, 3.0]]
+    """
+    size = round(((8 * values.shape[-1] + 1) ** 0.5 - 1) / 2)
+    rows, columns = torch.triu_indices(size, size)
+    matrix = values.new_zeros(*values.shape[:-1], size, size)
+    matrix[..., rows, columns] = values
+    matrix[..., columns, rows] = values
+    return matrix
+
+
+def client_sums(client: LocalClient, *, by_class: bool = False, dtype: torch.dtype = torch.float64) -> Tree:
+    """Sum over a client's images: `moments` is the triangle of X'X, one per class if asked, `targets` X'Y."""
+    inputs, labels = head_inputs(client)
+    X = F.pad(inputs, (0, 1), value=1.0)
+    Y = F.one_hot(labels, as_model(client.model).head.out_features).to(X)
+    if by_class:
+        moments = torch.stack([triangle(X[labels == c].T @ X[labels == c]) for c in range(Y.shape[1])])
+    else:
+        moments = triangle(X.T @ X)
+    return {"moments": moments.to(dtype), "targets": (X.T @ Y).to(dtype)}
+
+
+def added(known: Tree, messages: Sequence[Tree]) -> Tree:
+    """Add clients' sums to what is known; a message without sums adds nothing."""
+    parts = [message for message in (known, *messages) if "moments" in message]
+    return {key: sum_of([part[key].double() for part in parts]) for key in ("moments", "targets") if parts}
+
+
+def sum_of(tensors: Sequence[Tensor]) -> Tensor:
+    """Add tensors of one shape."""
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total += tensor
+    return total
+
+
+@dataclass(frozen=True)
+class LinearProblem:
+    """What the sums say of standardised inputs z = scale (x - mean), weighted by class where asked.
+
+    n        sum of the weights of all images
+    counts   the same by class (C,)
+    scatter  sum of z z' (D, D)
+    targets  sum of z by class (D, C)
+    weights  of an image of each class (C,)
+    """
+
+    n: Tensor
+    counts: Tensor
+    scatter: Tensor
+    targets: Tensor
+    mean: Tensor
+    scale: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, sums: Tree, *, balanced: bool = False) -> Self:
+        """Read the sums; with `balanced` every class that has images weighs alike."""
+        images = sums["targets"][-1]
+        if images.sum() < len(images):
+            raise FedLDError(
+                f"a head for {len(images)} classes needs at least as many training images, "
+                f"the clients that took part have {int(images.sum())}"
+            )
+        weights = torch.ones_like(images)
+        if balanced:
+            present = images > 0
+            weights = torch.where(present, images.sum() / (present.sum() * images.clamp(min=1)), 0.0)
+        moments, targets = sums["moments"], sums["targets"] * weights
+        A = symmetric(torch.tensordot(weights, moments, dims=1) if moments.ndim == 2 else moments)
+        n, mean = A[-1, -1], A[:-1, -1] / A[-1, -1]
+        centred = A[:-1, :-1] - n * torch.outer(mean, mean)
+        scale = 1 / ((centred.diagonal() / n).clamp_min(0).sqrt() + SMALLEST)
+        return cls(
+            n=n,
+            counts=targets[-1],
+            scatter=scale[:, None] * centred * scale,
+            targets=scale[:, None] * (targets[:-1] - torch.outer(mean, targets[-1])),
+            mean=mean,
+            scale=scale,
+            weights=weights,
+        )
+
+    def head(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Turn weight (D, C) and bias (C,) for z into those for x, weight (C, D)."""
+        plain = self.scale[:, None] * weight
+        return plain.T, bias - self.mean @ plain
+
+
+def set_head(vector: Tensor, layout: Layout, names: Sequence[str], weight: Tensor, bias: Tensor) -> Tensor:
+    """Give a copy of a model's vector with another head; `names` are those of its weight and bias."""
+    vector = vector.clone()
+    views = layout.views(vector)
+    for name, value in zip(names, (weight, bias), strict=True):
+        views[name].copy_(value)
+    return vector
+
+
+def head_of(layout: Layout) -> list[str]:
+    """Give the names of the head's weight and bias where nothing else is trained."""
+    return [name for name, _ in layout.tensors]

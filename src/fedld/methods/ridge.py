@@ -1,0 +1,69 @@
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedld.layout import Tree
+from fedld.local import LocalClient
+from fedld.methods.base import Card
+from fedld.methods.closed import ClosedForm, cholesky_solve
+from fedld.methods.moments import LinearProblem, client_sums
+
+
+@dataclass(frozen=True)
+class Ridge(ClosedForm):
+    """Least squares on one-hot labels, from sums: the pooled solution in one round (Fed3R, AFL).
+
+    W = (A + lam I)^-1 B for standardised inputs, A = sum z z', B = sum z y'; the bias is not regularised.
+    With leverage h = z'(A + lam I)^-1 z + 1/n and error e, an image's leave-one-out error is e / (1 - h).
+    """
+
+    card: ClassVar[Card] = Card(
+        "Ridge", "Fani et al. 2024 (Fed3R)", communication="second moments up, their basis down, once"
+    )
+
+    def sums(self, client: LocalClient) -> Tree:
+        """X'X, for balanced classes one for each of them, and X'Y."""
+        return client_sums(client, by_class=self.balanced, dtype=getattr(torch, self.precision))
+
+    def problem(self, sums: Tree) -> LinearProblem:
+        """What the sums say, weighted by class where asked."""
+        return LinearProblem.of(sums, balanced=self.balanced)
+
+    def plan(self, problem: LinearProblem, candidates: Tensor) -> Tree:
+        """A basis in which (A + lam I)^-1 is diagonal for all candidates; for a single one, the identity."""
+        if len(candidates) > 1:
+            values, vectors = torch.linalg.eigh(problem.scatter)
+        else:
+            damped = problem.scatter + candidates * torch.eye(len(problem.mean)).to(problem.scatter)
+            root = torch.linalg.cholesky(damped)
+            vectors = torch.linalg.solve_triangular(root, torch.eye(len(root)).to(root), upper=False).T
+            values, candidates = torch.zeros(len(root)).to(root), torch.ones(1).to(root)
+        return {
+            "basis": (problem.scale[:, None] * vectors).float(),
+            "mean": problem.mean,
+            "values": values.clamp_min(0),
+            "targets": vectors.T @ problem.targets,
+            "counts": problem.counts,
+            "weights": problem.weights,
+            "candidates": candidates,
+        }
+
+    def leave_one_out(self, plan: Tree, z: Tensor, labels: Tensor, k: int) -> Tensor:
+        """y - e / (1 - h)."""
+        inverse, n = 1 / (plan["values"] + plan["candidates"][k]), plan["counts"].sum()
+        fitted = plan["counts"] / n + z @ (inverse[:, None] * plan["targets"])
+        leverage = plan["weights"][labels] * (1 / n + z.square() @ inverse)
+        truth = F.one_hot(labels, len(plan["counts"])).to(z)
+        return truth - (truth - fitted) / (1 - leverage).clamp_min(1e-6)[:, None]
+
+    def error(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Squared error."""
+        return (F.one_hot(labels, logits.shape[1]) - logits).square().sum(1)
+
+    def solve(self, problem: LinearProblem, lam: float) -> tuple[Tensor, Tensor]:
+        """(A + lam I)^-1 B, and the shares of the classes."""
+        damped = problem.scatter + lam * torch.eye(len(problem.mean)).to(problem.scatter)
+        return cholesky_solve(damped, problem.targets), problem.counts / problem.n
