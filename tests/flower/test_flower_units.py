@@ -414,6 +414,18 @@ def test_every_method_is_the_same_as_on_this_machine(grid, digits, tmp_path, met
         assert "personal_accuracy" not in line
 
 
+def test_a_closed_start_and_sums_that_come_later_are_the_same_as_on_this_machine(grid, digits, tmp_path):
+    """With two sites in a round one may have sent its sums before."""
+    for name, more in (("start", {"start": "closed"}), ("ridge", {"method": "ridge", "sample_clients": 2})):
+        settings = {"rounds": 3, "train": "head", "model": "cnn", **more}
+        here = experiment(digits, **settings, dataset=f"npz:{digits}/all.npz", workers=0)
+        go(grid, digits, tmp_path / name, **settings)
+        loop.run(here, tmp_path / name / "here")
+        ours, theirs = (load_file(tmp_path / name / place / "model.safetensors") for place in ("here", "run"))
+        assert all(value.equal(theirs[key]) for key, value in ours.items())
+        assert all(line["clients"] >= 2 for line in read_lines(tmp_path / name / "run", ROUNDS))
+
+
 @pytest.mark.parametrize("train", ["head", "last:2"])
 def test_a_frozen_trunk_stays_where_it_is(grid, digits, tmp_path, train):
     """Only the trained part is on the wire, in either direction; features lie beside each site's pixels."""

@@ -89,6 +89,9 @@ class Experiment(BaseModel):
         travels=True,
         compared=True,
     )
+    start: Literal["seed", "closed"] = setting(
+        "model", "seed", "head before round 1: from the seed, or closed: solved from sums over clients"
+    )
     normalisation: Literal["auto", "data", "imagenet"] = setting(
         "model", "auto", "of pixels: data, imagenet, or auto (imagenet with weights)", compared=True
     )

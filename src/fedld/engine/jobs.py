@@ -153,13 +153,13 @@ class Incoming:
 class PrepareJob:
     """Ask a client for what its method needs before the round's training (`Method.prepare`).
 
-    Before the first round, where a head standardises its inputs, every client is asked for sums of its
-    `features` instead.
+    Before the first round every client may be asked for something else: sums of its `features`, where a head
+    standardises its inputs, and for a `closed` start what `fedld.methods.start` needs.
     """
 
     round: Count
     incoming: Incoming
-    features: bool = False
+    what: Literal["method", "features", "closed"] = "method"
     kind: Literal["prepare"] = "prepare"
 
 

@@ -23,7 +23,7 @@ from fedld.engine.finish import finish, model_file
 from fedld.engine.jobs import Job, LossJob, Setup, Trained, TrainJob
 from fedld.engine.measure import decomposition, evaluation_jobs, evaluation_line, global_jobs
 from fedld.engine.network import loaded
-from fedld.engine.preparing import calibrate, prepare_round, standardise
+from fedld.engine.preparing import calibrate, prepare_round, standardise, start_closed
 from fedld.engine.resuming import check_data, extend, finished, last_checkpoint
 from fedld.engine.setup import THIS_MACHINE, Engine, notes, prepare, sample
 from fedld.engine.states import StateStore
@@ -143,6 +143,8 @@ class RoundLoop:
         try:
             if state.round == 0 and experiment.train == "head":
                 standardise(self.exchange)
+            if state.round == 0 and experiment.start == "closed":
+                start_closed(self.exchange)
             while state.round < experiment.rounds and not self.stopped:
                 self._advance(sample(experiment, self.setup.sizes, state.round + 1))
             if not self.stopped:

@@ -5,6 +5,10 @@ from typing import Any
 
 from fedld.engine.exchange import Exchange
 from fedld.engine.jobs import PrepareJob
+from fedld.engine.network import divided
+from fedld.methods.moments import set_head
+from fedld.methods.start import ClosedStart
+from fedld.models import as_model, head_names
 from fedld.models.standardise import moments
 from fedld.records.schema import RoundLine
 
@@ -16,7 +20,7 @@ def standardise(exchange: Exchange) -> None:
     """
     setup, state = exchange.setup, exchange.state
     exchange.publish()
-    messages, _ = exchange.gather([PrepareJob(0, exchange.incoming(c), features=True) for c in setup.sizes])
+    messages, _ = exchange.gather([PrepareJob(0, exchange.incoming(c), "features") for c in setup.sizes])
     total, squares = messages.stack("sums").sum(0)
     shift, scale = moments(total, squares, messages.stack("count").sum())
     weights = state.server.weights.clone()
@@ -24,6 +28,25 @@ def standardise(exchange: Exchange) -> None:
         if name.endswith((".shift", ".scale")):
             view.copy_(shift if name.endswith(".shift") else scale)
     state.server = replace(state.server, weights=weights)
+
+
+def start_closed(exchange: Exchange) -> None:
+    """Before the first round: the head begins at the ridge solution, scaled by the measured temperature."""
+    setup, state = exchange.setup, exchange.state
+    exchange.publish()
+    incoming = [exchange.incoming(client) for client in setup.sizes]
+    sums, _ = exchange.gather([PrepareJob(0, one, "closed") for one in incoming])
+    start = ClosedStart(sums.messages)
+    asked = [replace(one, message={**one.message, **start.plan}) for one in incoming]
+    errors, _ = exchange.gather([PrepareJob(0, one, "closed") for one in asked])
+    head, choices = start.solve(errors.messages)
+    names = head_names(as_model(divided(setup.experiment, setup.method, setup.federation)[1]))
+    weights = set_head(state.server.weights, setup.layout, names, *head)
+    # Some methods keep copies of the first weights, so their state is made anew.
+    sizes = [client.size for client in setup.federation.clients]
+    state.server = setup.method.init(weights, setup.layout, sizes)
+    said = ", ".join(f"{name} {value:.3g}" for name, value in choices.items())
+    exchange.progress({"event": "note", "text": f"the head starts at its closed form: {said}"})
 
 
 def prepare_round(exchange: Exchange, sampled: list[str]) -> dict[str, Any]:

@@ -163,7 +163,9 @@ def check_functions(setup: Setup) -> None:
 
 
 def check_sums(experiment: Experiment, method: Method) -> None:
-    """Refuse a method of sums over images where the sums would change from round to round."""
+    """Refuse a closed start without a linear head, and sums that would change from round to round."""
+    if experiment.start == "closed" and experiment.head != "linear":
+        raise FedLDError(f"start = 'closed' solves for a linear head, not for head = '{experiment.head}'")
     if not method.second_moments:
         return
     name = experiment.method["name"]

@@ -35,6 +35,7 @@ from fedld.engine.network import divided
 from fedld.engine.states import StateStore
 from fedld.layout import FlatModel, Tree
 from fedld.local import FeatureSamples, LocalClient, Samples, embedding
+from fedld.methods.start import start_message
 from fedld.models import Model, as_model
 from fedld.models.standardise import standardised
 from fedld.records.schema import Which
@@ -70,8 +71,12 @@ class Worker:
 
     @run.register
     def _prepare(self, job: PrepareJob) -> Prepared:
-        client = self._client(job)
-        message = _on_cpu(self._feature_sums(client) if job.features else self.setup.method.prepare(client))
+        answers = {
+            "method": self.setup.method.prepare,
+            "features": self._feature_sums,
+            "closed": start_message,
+        }
+        message = _on_cpu(answers[job.what](self._client(job)))
         return Prepared(message, all(bool(value.isfinite().all()) for value in message.values()))
 
     def _feature_sums(self, client: LocalClient) -> Tree:

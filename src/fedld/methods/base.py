@@ -197,6 +197,10 @@ class Method:
         combined = self.aggregate(replies)
         return self.step(server, replies, combined.update), combined
 
+    def message_bytes(self, layout: Layout) -> int:
+        """Bytes that one message of a client may have beyond a few models."""
+        return 0
+
     def choices(self, server: Server) -> dict[str, float]:
         """What the server has chosen by itself, by name: recorded with the round."""
         return {}

@@ -29,6 +29,8 @@ TEMPERATURES = 2.0 ** (torch.arange(-20, 33, dtype=torch.float64) / 4)
 SAFE = 1e-10
 """The smallest regularisation, as a share of the sum of eigenvalues, that float64 solves with."""
 MOST_UNITS = 16384
+PLAN = "plan."
+"""With what the names of a plan begin in messages and in the server's state."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,11 @@ class SumsMethod(Method):
         """The sums that this method needs."""
         return client_sums(client, dtype=getattr(torch, self.precision))
 
+    def message_bytes(self, layout: Layout) -> int:
+        """Those of the sums, by class."""
+        classes, width = layout.entries[0].shape
+        return 8 * classes * (width + 2) ** 2
+
     def gather(self, server: Server, messages: Messages) -> Server:
         """Add the new clients' sums to those of all clients."""
         new = [row for row, m in zip(messages.rows, messages.messages, strict=True) if "moments" in m]
@@ -113,7 +120,7 @@ class ClosedForm(SumsMethod):
 
     def broadcast(self, server: Server) -> Tree:
         """What leave-one-out predictions are made with, once new sums are known."""
-        return {key: value for key, value in server.extra.items() if key.startswith("loo.")}
+        return {key: value for key, value in server.extra.items() if key.startswith(PLAN)}
 
     def gather(self, server: Server, messages: Messages) -> Server:
         """Add new sums; for them leave-one-out errors will be asked for."""
@@ -122,12 +129,12 @@ class ClosedForm(SumsMethod):
         if server.extra["counted"].sum() == before:
             return server
         problem = self.problem(server.extra)
-        plan = self.plan(problem, self.candidates(problem))
-        return replace(server, extra={**server.extra, **{f"loo.{key}": value for key, value in plan.items()}})
+        plan = planned(self.plan(problem, self.candidates(problem)))
+        return replace(server, extra={**server.extra, **plan})
 
     def client_update(self, client: LocalClient) -> Reply:
         """Leave-one-out errors, summed over the client's images; the model stays as it is."""
-        plan = {key[4:]: value for key, value in client.message.items() if key.startswith("loo.")}
+        plan = plan_of(client.message)
         inputs, labels = head_inputs(client)
         head = as_model(client.model).head
         logits = F.linear(inputs, head.weight.to(inputs), head.bias.to(inputs)).detach()
@@ -149,7 +156,7 @@ class ClosedForm(SumsMethod):
         names = head_of(replies.layout)
         weights = set_head(server.weights, replies.layout, names, temperature * weight, temperature * bias)
         step = replies.layout.shared_parameters(weights - server.weights)
-        extra = {key: value for key, value in server.extra.items() if not key.startswith("loo.")}
+        extra = {key: value for key, value in server.extra.items() if not key.startswith(PLAN)}
         extra["chosen"] = torch.tensor([lam, temperature], dtype=torch.float64)
         return Server(weights, extra), replace(combined, update=step)
 
@@ -197,6 +204,16 @@ class ClosedForm(SumsMethod):
     def solve(self, problem: LinearProblem, lam: float) -> tuple[Tensor, Tensor]:
         """Weight (D, C) and bias (C,) for standardised inputs."""
         raise NotImplementedError
+
+
+def planned(plan: Tree) -> Tree:
+    """Give a plan under the names it has in messages."""
+    return {f"{PLAN}{key}": value for key, value in plan.items()}
+
+
+def plan_of(message: Tree) -> Tree:
+    """Give the plan in a message, empty if there is none."""
+    return {key.removeprefix(PLAN): value for key, value in message.items() if key.startswith(PLAN)}
 
 
 def leave_one_out_sums(method: ClosedForm, plan: Tree, inputs: Tensor, labels: Tensor) -> Tree:

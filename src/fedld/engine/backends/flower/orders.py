@@ -52,7 +52,7 @@ class Orders:
     def __init__(self, setup: Setup, memory: SharedMemory, run: str) -> None:
         self.setup, self.memory, self.run = setup, memory, run
         self.settings = tomli_w.dumps(site_settings(setup.experiment))
-        self.largest = 8 * 4 * setup.layout.size + SPARE
+        self.largest = 8 * 4 * setup.layout.size + setup.method.message_bytes(setup.layout) + SPARE
 
     def write(
         self, jobs: Sequence[ClientJob], common: Tree, kept: set[int], *, canary: bool = False
@@ -157,12 +157,15 @@ class Orders:
         return replace(trained, message=message, finite=finite)
 
 
-def same_structure(results: list[JobResult | Failure]) -> None:
-    """Messages of one round are alike; one that is not like most others becomes a failure."""
+def same_structure(results: list[JobResult | Failure], *, may_be_empty: bool = False) -> None:
+    """Messages of one round are alike; one that is not like most others becomes a failure.
+
+    With `may_be_empty` a client may have nothing to say, since it said it before.
+    """
     kinds = {
         k: tuple(sorted((key, tuple(t.shape), str(t.dtype)) for key, t in result.message.items()))
         for k, result in enumerate(results)
-        if isinstance(result, Prepared | Trained)
+        if isinstance(result, Prepared | Trained) and (result.message or not may_be_empty)
     }
     usual = Counter(kinds.values()).most_common(1)
     for k, kind in kinds.items():

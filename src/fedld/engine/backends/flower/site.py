@@ -61,6 +61,7 @@ from fedld.engine.jobs import (
     Personal,
     PersonalJob,
     Prepared,
+    PrepareJob,
     RoundJob,
     Setup,
     SharedMemory,
@@ -172,7 +173,7 @@ class Site:
             federation = self._set_aside(federation, experiment.validation)
         method = make_method(experiment)
         trunk, model = divided(experiment, method, federation)
-        if method.second_moments:
+        if method.second_moments or any(isinstance(j, PrepareJob) and j.what == "closed" for j in order.jobs):
             features = as_model(model).head.in_features
             self.limits.check_moments(len(federation.client(self.name).train), features)
         layout = make_layout(experiment, method, model)
