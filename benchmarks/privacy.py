@@ -1,4 +1,4 @@
-"""CPU time of a secure sum for one site, and its fixed-point error.
+"""CPU time of a secure sum for one site, its fixed-point error, and a Gram matrix's cost.
 
     python benchmarks/privacy.py [--parameters 25600000] [--sites 12] [--repeats 5]
 
@@ -15,7 +15,7 @@ from machine import describe
 
 from fedld.privacy.fixed_point import FixedPoint, Segment
 from fedld.privacy.masks import add_mask
-from fedld.privacy.simulation import secure_sum
+from fedld.privacy.simulation import secure_gram, secure_sum
 
 
 def seconds(repeats, work):
@@ -62,6 +62,17 @@ def error(sites):
         print(f"| {bits} | {largest} | {code.resolution(segment):.1e} | {relative:.1e} |")
 
 
+def gram(sites, length):
+    """One site's time and bytes for a Gram matrix, without the sketch itself."""
+    names = [f"site{k:02}" for k in range(sites)]
+    vectors = {name: np.random.default_rng(k).normal(size=8 * length) for k, name in enumerate(names)}
+    start = time.process_time()
+    opened = secure_gram(vectors, lambda v, k, seed: v[:k], length=length, bound=1e3)
+    each = (time.process_time() - start) / sites
+    print(f"\nGram matrix of {sites} sites, sketches of {length}: {opened.sent[names[0]] / 1000:.0f} kB and")
+    print(f"{1000 * each:.0f} ms a site, the server's work and every site's own opening included")
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -73,6 +84,7 @@ def main():
     print(describe())
     timing(args.parameters, args.sites, args.repeats)
     error(args.sites)
+    gram(args.sites, 1024)
 
 
 if __name__ == "__main__":

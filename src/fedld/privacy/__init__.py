@@ -1,1 +1,1 @@
-"""Secure sums: vectors, keys and messages; nothing of methods, models or engines is known here."""
+"""Secure sums and Gram matrices: vectors, keys and messages; no methods, models or engines."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -32,6 +33,9 @@ LEAST_SITES = 3
 
 MOST_SITES = 200
 """Sites of one sum: every site exchanges keys with every other."""
+
+MOST_SKETCH = 1 << 16
+"""Numbers of a sketch: each site sends 8 bytes of each to each peer."""
 
 
 def framed(purpose: str, *parts: str | int | bytes) -> bytes:
@@ -53,19 +57,21 @@ def digest(purpose: str, *parts: str | int | bytes) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SumContext:
-    """All that the sites of one secure sum must agree on.
+class SecureContext:
+    """All that the sites of one secure computation must agree on.
 
     Args:
         run: name of the run.
         round: number of the round.
-        purpose: which sum of the round: update, losses, ...
-        attempt: counts repetitions of a sum that failed before any site sent its vector.
+        purpose: which computation of the round: update, losses, gram, ...
+        attempt: counts repetitions of one that failed before it was opened.
         model: SHA-256 of the model that the round starts from, in hexadecimal.
         settings: SHA-256 of the run's settings, in hexadecimal.
         participants: identity keys (Ed25519, hexadecimal) of the sites by name.
-        code: how vectors become integers.
     """
+
+    least_sites: ClassVar[int] = LEAST_SITES
+    most_sites: ClassVar[int] = MOST_SITES
 
     run: str
     round: int
@@ -74,24 +80,27 @@ class SumContext:
     model: str
     settings: str
     participants: Mapping[str, str]
-    code: FixedPoint
 
     def __post_init__(self) -> None:
-        if len(self.participants) < LEAST_SITES:
+        count = len(self.participants)
+        if count < self.least_sites:
             raise FedLDError(
-                f"a secure sum needs at least {LEAST_SITES} sites, not {len(self.participants)}: with fewer, "
-                "a site's vector follows from the sum"
+                f"this secure computation needs at least {self.least_sites} sites, not {count}: with fewer, "
+                "its result says too much of a single site"
             )
-        if len(self.participants) > MOST_SITES:
-            raise FedLDError(f"a secure sum takes at most {MOST_SITES} sites, not {len(self.participants)}")
-        if len(set(self.participants.values())) < len(self.participants):
-            raise FedLDError("two participants of a secure sum have the same identity key")
-        if self.code.sites != len(self.participants):
-            raise FedLDError(f"the fixed point is for {self.code.sites} sites, not {len(self.participants)}")
+        if count > self.most_sites:
+            raise FedLDError(f"this secure computation takes at most {self.most_sites} sites, not {count}")
+        if len(set(self.participants.values())) < count:
+            raise FedLDError("two participants of a secure computation have the same identity key")
         for name, key in self.participants.items():
             check_peer(name, key)
         if self.round < 0 or self.attempt < 0:
             raise FedLDError("rounds and attempts are numbered from 0")
+
+    @property
+    def parameters(self) -> str:
+        """What a kind of computation adds to the context, as text."""
+        raise NotImplementedError
 
     @cached_property
     def sites(self) -> tuple[str, ...]:
@@ -104,25 +113,30 @@ class SumContext:
         return least_shares(len(self.participants))
 
     def point(self, site: str) -> int:
-        """Where a site's Shamir shares are evaluated: its place among the sorted names, from 1."""
+        """Where a site's shares are evaluated: its place among the sorted names, from 1."""
         return self.sites.index(site) + 1
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of everything, in hexadecimal."""
-        code = self.code
-        segments = [(s.name, s.length, s.bound.hex(), s.weighted) for s in code.segments]
+        participants = json.dumps([(name, self.participants[name]) for name in self.sites])
         return digest(
             "context",
+            type(self).__name__,
             self.run,
             self.round,
             self.purpose,
             self.attempt,
             self.model,
             self.settings,
-            json.dumps([(name, self.participants[name]) for name in self.sites]),
-            json.dumps([code.bits, code.sites, code.largest_weight, segments]),
+            participants,
+            self.parameters,
         )
+
+    @property
+    def contribution(self) -> str:
+        """What a site helps to open at most once, whatever the attempt."""
+        return f"{self.run}/{self.round}/{self.purpose}"
 
     def sign(self, identity: Ed25519PrivateKey, purpose: str, *parts: str | int | bytes) -> str:
         """A site's signature of some parts within this context, in hexadecimal."""
@@ -138,6 +152,72 @@ class SumContext:
                 f"the signature of site '{site}' is not valid here: its pinned key, the model, the settings "
                 "or the list of participants is another one"
             ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumContext(SecureContext):
+    """A secure sum.
+
+    Args:
+        code: how vectors become integers.
+    """
+
+    code: FixedPoint
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.code.sites != len(self.participants):
+            raise FedLDError(f"the fixed point is for {self.code.sites} sites, not {len(self.participants)}")
+
+    @property
+    def parameters(self) -> str:
+        """The fixed point."""
+        code = self.code
+        segments = [(s.name, s.length, s.bound.hex(), s.weighted) for s in code.segments]
+        return json.dumps([code.bits, code.sites, code.largest_weight, segments])
+
+
+@dataclass(frozen=True, kw_only=True)
+class GramContext(SecureContext):
+    """A secure Gram matrix of the sites' sketched vectors.
+
+    Args:
+        length: numbers of a sketch, k.
+        dimension: numbers of a vector, d; a sketch has at most an eighth of them.
+        bound: largest Euclidean length of a sketch.
+    """
+
+    least_sites: ClassVar[int] = 5
+    most_sites: ClassVar[int] = 40
+
+    length: int
+    dimension: int
+    bound: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.length <= min(MOST_SKETCH, self.dimension // 8):
+            raise FedLDError(
+                f"a sketch has at least 1 and at most {MOST_SKETCH} numbers, and at most an eighth of the "
+                f"vector's {self.dimension}; {self.length} do not fit"
+            )
+        if not 0 < self.bound < 1e30:
+            raise FedLDError(f"the bound of a sketch's length is above 0 and below 1e30, not {self.bound}")
+
+    @property
+    def parameters(self) -> str:
+        """Lengths, the bound and the degree of sharing."""
+        return json.dumps([self.length, self.dimension, self.bound.hex(), self.degree])
+
+    @property
+    def degree(self) -> int:
+        """t: so many sites together with the server learn nothing but the Gram matrix."""
+        return len(self.participants) // 4
+
+    @property
+    def threshold(self) -> int:
+        """Products of shares have degree 2 t, so 2 t + 1 sites must stay until the end."""
+        return 2 * self.degree + 1
 
 
 def public_key(identity: Ed25519PrivateKey) -> str:

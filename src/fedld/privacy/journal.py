@@ -1,7 +1,7 @@
 """A site's journal of secure rounds: what it has done, written to disk before it answers.
 
-Every step of a secure sum is taken once. The journal refuses a second one, also after a restart and also from
-another process at the same site, because it is read and written under a lock of the file. It has no secrets.
+Every step of a secure computation is taken once. The journal refuses a second one, also after a restart and
+also from another process at the same site, because it is read and written under a lock. It has no secrets.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ class Journal:
     >>> Journal(file).take("sum 1", "unmask", "survivors a, b, c")
     >>> Journal(file).take("sum 1", "unmask", "survivors a, b")
     Traceback (most recent call last):
-    fedld.errors.FedLDError: the step 'unmask' of this sum was already taken here, with survivors a, b, c
+    fedld.errors.FedLDError: the step 'unmask' was already taken here: survivors a, b, c
     """
 
     def __init__(self, file: Path) -> None:
@@ -47,9 +47,7 @@ class Journal:
         """
         with self._locked() as file:
             if (subject, step) in self._taken:
-                raise FedLDError(
-                    f"the step '{step}' of this sum was already taken here, with {self._taken[subject, step]}"
-                )
+                raise FedLDError(f"the step '{step}' was already taken here: {self._taken[subject, step]}")
             line = json.dumps({"subject": subject, "step": step, "detail": detail}).encode() + b"\n"
             file.seek(self._read_up_to)
             file.truncate()  # the torn end of a line that a crash left: its step was never answered

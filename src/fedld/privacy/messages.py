@@ -1,4 +1,4 @@
-"""The messages of a secure sum: five from each site to the server, and the server's answer to each.
+"""The messages of secure sums and Gram matrices: a site's to the server, and the server's answers.
 
     site -> server     server -> sites     what it is for
     AdvertiseKeys      KeyList             fresh public keys, signed with the pinned identity
@@ -7,12 +7,16 @@
     ConsistencyCheck   SurvivorProof       the list of survivors, signed; then all signatures
     Unmask             (the sum)           for every peer one kind of share
 
+    GramKey            GramKeyList         a fresh public key, signed with the pinned identity
+    GramShares         GramDelivery        shares of the site's sketch, encrypted for each peer
+    GramProducts       GramOpening         shares of all inner products, signed
+
 Every field is bounded, unknown fields are refused, and nothing is unpickled: a message is one line of JSON,
-followed by the vector where there is one.
+followed by the vector or the envelopes of a Gram matrix where there are any.
 """
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
@@ -20,7 +24,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedld.errors import FedLDError, printable
-from fedld.privacy.context import MOST_SITES, SITE, SumContext
+from fedld.privacy.context import MOST_SITES, SITE, SecureContext, SumContext
 from fedld.privacy.fixed_point import Integers
 from fedld.privacy.masks import NONCE_BYTES
 from fedld.privacy.shamir import SHARE_BYTES
@@ -53,6 +57,11 @@ class AdvertiseKeys:
     mask_key: Hex32
     commitment: Hex32
     signature: Signature
+
+    @property
+    def signed(self) -> tuple[str, ...]:
+        """What the signature is of, beside the context and the site's name."""
+        return self.envelope_key, self.mask_key, self.commitment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,36 +142,108 @@ class Unmask:
     key_shares: Annotated[dict[SiteName, ShareHex], Field(max_length=MOST_SITES)]
 
 
-SumMessage = (
-    AdvertiseKeys
-    | KeyList
-    | ShareKeys
-    | ShareDelivery
-    | MaskedInput
-    | SurvivorList
-    | ConsistencyCheck
-    | SurvivorProof
-    | Unmask
+@dataclass(frozen=True, kw_only=True)
+class GramKey:
+    """Message 1 of a secure Gram matrix: a site's fresh public key (X25519), signed in the context."""
+
+    __pydantic_config__ = STRICT
+    context: Hex32
+    site: SiteName
+    envelope_key: Hex32
+    signature: Signature
+
+    @property
+    def signed(self) -> tuple[str, ...]:
+        """What the signature is of, beside the context and the site's name."""
+        return (self.envelope_key,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GramKeyList:
+    """Answer to message 1: the keys of all participants."""
+
+    __pydantic_config__ = STRICT
+    context: Hex32
+    keys: Annotated[tuple[GramKey, ...], Field(max_length=MOST_SITES)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GramShares:
+    """Message 2: for each peer an envelope with shares of the sketch and of zeros, after the line of JSON."""
+
+    __pydantic_config__ = STRICT
+    context: Hex32
+    site: SiteName
+    envelopes: dict[SiteName, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GramDelivery:
+    """Answer to message 2: the envelopes for one site, by sender."""
+
+    __pydantic_config__ = STRICT
+    context: Hex32
+    envelopes: dict[SiteName, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GramProducts:
+    """Message 3: a site's shares of all inner products, signed; 32-bit little-endian, hexadecimal."""
+
+    __pydantic_config__ = STRICT
+    context: Hex32
+    site: SiteName
+    products: Annotated[str, Field(pattern=r"^([0-9a-f]{16})+$", max_length=20_000)]
+    signature: Signature
+
+
+@dataclass(frozen=True, kw_only=True)
+class GramOpening:
+    """Answer to message 3: everybody's shares, from which each site opens the matrix itself."""
+
+    __pydantic_config__ = STRICT
+    context: Hex32
+    products: Annotated[tuple[GramProducts, ...], Field(max_length=MOST_SITES)]
+
+
+SiteMessage = (
+    AdvertiseKeys | ShareKeys | MaskedInput | ConsistencyCheck | Unmask | GramKey | GramShares | GramProducts
 )
-M = TypeVar("M", bound=SumMessage)
+"""What a site sends."""
+
+ServerMessage = (
+    KeyList | ShareDelivery | SurvivorList | SurvivorProof | GramKeyList | GramDelivery | GramOpening
+)
+"""What the server answers."""
+
+SecureMessage = SiteMessage | ServerMessage
+M = TypeVar("M", bound=SecureMessage)
 
 
-def to_bytes(message: SumMessage) -> bytes:
-    """A message as one line of JSON, followed by its vector's bytes.
+def to_bytes(message: SecureMessage) -> bytes:
+    """A message as one line of JSON, followed by the bytes of its vector or envelopes.
 
     >>> message = SurvivorList(context="0" * 64, survivors=("a", "b", "c"))
     >>> from_bytes(SurvivorList, to_bytes(message)) == message
     True
     """
     if isinstance(message, MaskedInput):
-        head = {"context": message.context, "site": message.site}
         vector: Integers = message.vector
-        return json.dumps(head).encode() + b"\n" + vector.tobytes()
-    return json.dumps(asdict(message)).encode() + b"\n"
+        return _line({"context": message.context, "site": message.site}) + vector.tobytes()
+    if isinstance(message, GramShares | GramDelivery):
+        head = {"context": message.context, "envelopes": dict.fromkeys(message.envelopes, "")}
+        if isinstance(message, GramShares):
+            head["site"] = message.site
+        return _line(head) + b"".join(message.envelopes.values())
+    return _line(asdict(message))
 
 
-def from_bytes(kind: type[M], content: bytes, context: SumContext | None = None) -> M:
-    """The message in some bytes, checked; a masked vector's length and type are the context's.
+def _line(content: dict[str, Any]) -> bytes:
+    return json.dumps(content).encode() + b"\n"
+
+
+def from_bytes(kind: type[M], content: bytes, context: SecureContext | None = None) -> M:
+    """The message in some bytes, checked; a vector's length and type are the context's.
 
     Raises:
         FedLDError: the bytes are no such message.
@@ -171,17 +252,29 @@ def from_bytes(kind: type[M], content: bytes, context: SumContext | None = None)
     try:
         message: M = _adapter(kind).validate_json(content[: max(end, 0)])  # type: ignore[arg-type]
     except ValidationError as error:
-        raise FedLDError(
-            printable(f"a {kind.__name__} message is malformed: {first_problem(error)}")
-        ) from None
-    if not isinstance(message, MaskedInput):
-        if end + 1 != len(content):
-            raise FedLDError(f"a {kind.__name__} message has bytes after its end")
-        return message
-    if context is None or len(content) - end - 1 != context.code.length * context.code.dtype.itemsize:
-        raise FedLDError("a masked vector does not have the length of this sum")
-    vector = np.frombuffer(content, context.code.dtype, offset=end + 1)
-    return replace(message, vector=vector)
+        problem = f"a {kind.__name__} message is malformed: {first_problem(error)}"
+        raise FedLDError(printable(problem)) from None
+    rest = memoryview(content)[end + 1 :]
+    if isinstance(message, MaskedInput):
+        if (
+            not isinstance(context, SumContext)
+            or len(rest) != context.code.length * context.code.dtype.itemsize
+        ):
+            raise FedLDError("a masked vector does not have the length of this sum")
+        return replace(message, vector=np.frombuffer(rest, context.code.dtype))
+    if isinstance(message, GramShares | GramDelivery):
+        return replace(message, envelopes=_cut(rest, list(message.envelopes)))
+    if len(rest):
+        raise FedLDError(f"a {kind.__name__} message has bytes after its end")
+    return message
+
+
+def _cut(content: memoryview, names: list[str]) -> dict[str, bytes]:
+    """Envelopes of one size, one after the other."""
+    size, over = divmod(len(content), max(len(names), 1))
+    if over or len(names) > MOST_SITES:
+        raise FedLDError("the envelopes of a message are not all of one size")
+    return {name: bytes(content[k * size : (k + 1) * size]) for k, name in enumerate(names)}
 
 
 @cache

@@ -1,26 +1,33 @@
-"""A secure sum among simulated sites in one process: the same five messages, as bytes."""
+"""Secure sums and Gram matrices among simulated sites in one process: the same messages, as bytes."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedld.privacy.context import SumContext, digest, public_key
+from fedld.privacy.context import GramContext, SecureContext, SumContext, digest, public_key
 from fedld.privacy.fixed_point import FixedPoint, Integers
+from fedld.privacy.gram import GramServer, GramSite, OpenedGram
 from fedld.privacy.journal import Journal
 from fedld.privacy.messages import (
     AdvertiseKeys,
     ConsistencyCheck,
+    GramDelivery,
+    GramKey,
+    GramKeyList,
+    GramOpening,
+    GramProducts,
+    GramShares,
     KeyList,
     MaskedInput,
+    SecureMessage,
     ShareDelivery,
     ShareKeys,
-    SumMessage,
     SurvivorList,
     SurvivorProof,
     Unmask,
@@ -30,10 +37,13 @@ from fedld.privacy.messages import (
 from fedld.privacy.sum_server import OpenedSum, SumServer
 from fedld.privacy.sum_site import SumSite
 
+GRAM_STEPS = ("key", "shares", "products")
+"""The three messages of a site for a Gram matrix, in order."""
+
 STEPS = ("keys", "shares", "input", "check", "unmask")
 """The five messages of a site, in order."""
 
-K = TypeVar("K", bound=SumMessage)
+K = TypeVar("K", bound=SecureMessage)
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,27 @@ class SecureSum:
     survivors: tuple[str, ...]
     integers: Integers = field(repr=False)
     sent: dict[str, int] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class SecureGram:
+    """An opened Gram matrix, and what it took.
+
+    Args:
+        matrix: inner products of the sketches, rows and columns in the order of `sites`.
+        integers: the same of the rounded sketches, exact.
+        sites: sorted names.
+        sent: bytes that each site sent.
+    """
+
+    matrix: npt.NDArray[np.float64]
+    integers: npt.NDArray[np.int64] = field(repr=False)
+    sites: tuple[str, ...]
+    sent: dict[str, int] = field(repr=False)
+
+
+Sketch = Callable[[npt.NDArray[np.floating], int, int], npt.NDArray[np.floating]]
+"""(vector, length, seed) -> sketch."""
 
 
 def secure_sum(
@@ -83,7 +114,7 @@ def secure_sum(
     >>> secure_sum(vectors, dict.fromkeys("abcde", 2), code, dropouts={"c": "input"}).total.round(6)
     array([4., 4., 4.])
     """
-    identities = {site: Ed25519PrivateKey.generate() for site in vectors}
+    identities = _identities(vectors)
     context = SumContext(
         run=run,
         round=round,
@@ -91,41 +122,114 @@ def secure_sum(
         attempt=0,
         model=digest("model", "simulation"),
         settings=digest("settings", "simulation"),
-        participants={site: public_key(identity) for site, identity in identities.items()},
+        participants=identities.public,
         code=code,
     )
+    coded = {site: code.encode(vectors[site], weights[site]) for site in context.sites}
     with TemporaryDirectory() as folder:
-        journals = {site: Journal(Path(folder) / f"{site}.jsonl") for site in vectors}
-        simulated = _Simulated(context, identities, journals, dropouts or {})
-        opened = simulated.run({site: code.encode(vectors[site], weights[site]) for site in context.sites})
+        simulated = _SimulatedSum(context, identities, Path(folder), dropouts or {}, STEPS)
+        opened = simulated.run(coded)
     return SecureSum(code.decode(opened.total), opened.survivors, opened.total, simulated.sent)
 
 
+def secure_gram(
+    vectors: Mapping[str, npt.NDArray[np.floating]],
+    sketch: Sketch,
+    *,
+    length: int,
+    bound: float,
+    dropouts: Mapping[str, str] | None = None,
+    run: str = "simulation",
+    round: int = 1,
+) -> SecureGram:
+    """Gram matrix of the sites' sketched vectors, of which nobody sees one.
+
+    Args:
+        vectors: each site's vector, by name.
+        sketch: (vector, length, seed) -> its sketch, a linear map.
+        length: numbers of a sketch.
+        bound: largest Euclidean length of a sketch.
+        dropouts: sites that stop, and the message that each no longer sends (one of GRAM_STEPS).
+        run: name of the run.
+        round: number of the round.
+
+    Raises:
+        FedLDError: a sketch is beyond its bound, a site did not share one, or too few are left after that.
+    """
+    identities = _identities(vectors)
+    context = GramContext(
+        run=run,
+        round=round,
+        purpose="gram",
+        attempt=0,
+        model=digest("model", "simulation"),
+        settings=digest("settings", "simulation"),
+        participants=identities.public,
+        length=length,
+        dimension=len(next(iter(vectors.values()))),
+        bound=bound,
+    )
+    with TemporaryDirectory() as folder:
+        simulated = _SimulatedGram(context, identities, Path(folder), dropouts or {}, GRAM_STEPS)
+        opened = simulated.run(lambda site, seed: sketch(vectors[site], length, seed))
+    return SecureGram(opened.matrix, opened.integers, context.sites, simulated.sent)
+
+
+@dataclass(frozen=True)
+class _Identities:
+    private: dict[str, Ed25519PrivateKey]
+
+    @property
+    def public(self) -> dict[str, str]:
+        return {site: public_key(identity) for site, identity in self.private.items()}
+
+
+def _identities(sites: Iterable[str]) -> _Identities:
+    return _Identities({site: Ed25519PrivateKey.generate() for site in sites})
+
+
 class _Simulated:
-    """All sites of a sum in one process."""
+    """All sites of a secure computation in one process."""
 
     def __init__(
         self,
-        context: SumContext,
-        identities: Mapping[str, Ed25519PrivateKey],
-        journals: Mapping[str, Journal],
+        context: SecureContext,
+        identities: _Identities,
+        folder: Path,
         dropouts: Mapping[str, str],
+        steps: Sequence[str],
     ) -> None:
-        self.context = context
-        self.identities = identities
-        self.journals = journals
-        self.dropouts = dropouts
+        self.identities = identities.private
+        self.journals = {site: Journal(folder / f"{site}.jsonl") for site in context.sites}
+        self.dropouts = {site: steps.index(step) for site, step in dropouts.items()}
+        self.steps = steps
         self.sent = dict.fromkeys(context.sites, 0)
+        self._context = context
+
+    def _present(self, sites: Iterable[str], step: str) -> list[str]:
+        """Sites that still send this step's message."""
+        now = self.steps.index(step)
+        return [site for site in sites if self.dropouts.get(site, len(self.steps)) > now]
+
+    def _send(self, kind: type[K], message: K, sender: str | None = None) -> K:
+        """A message as the other side reads it."""
+        content = to_bytes(message)
+        if sender is not None:
+            self.sent[sender] += len(content)
+        return from_bytes(kind, content, self._context)
+
+
+class _SimulatedSum(_Simulated):
+    """All sites of a secure sum."""
 
     def run(self, coded: Mapping[str, Integers]) -> OpenedSum:
         """The five messages, one after the other."""
+        context = cast(SumContext, self._context)
         sites: dict[str, SumSite] = {}
-        server = SumServer(context=self.context)
+        server = SumServer(context=context)
         first: list[AdvertiseKeys] = []
-        for name in self._present(self.context.sites, "keys"):
-            sites[name], advert = SumSite.begin(
-                self.context, name, self.identities[name], self.journals[name]
-            )
+        for name in self._present(context.sites, "keys"):
+            sites[name], advert = SumSite.begin(context, name, self.identities[name], self.journals[name])
             first.append(self._send(AdvertiseKeys, advert, name))
         server, keys = server.list_keys(first)
 
@@ -155,14 +259,35 @@ class _Simulated:
             fifth.append(self._send(Unmask, unmask, name))
         return server.open(fifth)[1]
 
-    def _present(self, sites: Sequence[str], step: str) -> Collection[str]:
-        """Sites that still send this step's message."""
-        stops = {site: STEPS.index(self.dropouts[site]) for site in self.dropouts}
-        return [site for site in sites if stops.get(site, len(STEPS)) > STEPS.index(step)]
 
-    def _send(self, kind: type[K], message: K, sender: str | None = None) -> K:
-        """A message as the other side reads it."""
-        content = to_bytes(message)
-        if sender is not None:
-            self.sent[sender] += len(content)
-        return from_bytes(kind, content, self.context)
+class _SimulatedGram(_Simulated):
+    """All sites of a secure Gram matrix; each opens it and compares with the server."""
+
+    def run(self, sketched: Callable[[str, int], npt.NDArray[np.floating]]) -> OpenedGram:
+        """The three messages, one after the other."""
+        context = cast(GramContext, self._context)
+        sites: dict[str, GramSite] = {}
+        server = GramServer(context=context)
+        first: list[GramKey] = []
+        for name in self._present(context.sites, "key"):
+            sites[name], key = GramSite.begin(context, name, self.identities[name], self.journals[name])
+            first.append(self._send(GramKey, key, name))
+        server, keys = server.list_keys(first)
+
+        second: list[GramShares] = []
+        for name in self._present(sites, "shares"):
+            ready = sites[name].take_keys(self._send(GramKeyList, keys))
+            sites[name], shares = ready.share(sketched(name, ready.sketch_seed), self.journals[name])
+            second.append(self._send(GramShares, shares, name))
+        server, deliveries = server.deliver(second)
+
+        third: list[GramProducts] = []
+        for name in self._present(deliveries, "products"):
+            delivery = self._send(GramDelivery, deliveries[name])
+            sites[name], products = sites[name].multiply(delivery, self.identities[name], self.journals[name])
+            third.append(self._send(GramProducts, products, name))
+        server, opened, opening = server.open(third)
+        for message in third:
+            site = sites[message.site]
+            assert site.open(self._send(GramOpening, opening)).digest == opened.digest
+        return opened

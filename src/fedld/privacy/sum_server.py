@@ -6,11 +6,11 @@ nothing have dropped out; fewer than the threshold end the sum.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import numpy as np
 
 from fedld.errors import FedLDError
+from fedld.privacy.checks import by_sender, checked_keys
 from fedld.privacy.context import SumContext
 from fedld.privacy.fixed_point import Integers
 from fedld.privacy.masks import add_mask, agreed, public_half
@@ -27,16 +27,7 @@ from fedld.privacy.messages import (
     masked_vector,
 )
 from fedld.privacy.shamir import recover
-from fedld.privacy.sum_site import (
-    checked_keys,
-    pair_mask_key,
-    require_context,
-    require_sites,
-    seed_commitment,
-    self_mask_key,
-)
-
-SiteMessage = TypeVar("SiteMessage", ShareKeys, MaskedInput, ConsistencyCheck, Unmask)
+from fedld.privacy.sum_site import pair_mask_key, seed_commitment, self_mask_key
 
 
 @dataclass(frozen=True)
@@ -72,7 +63,7 @@ class SumServer:
     def deliver(self, messages: Iterable[ShareKeys]) -> tuple["SumServer", dict[str, ShareDelivery]]:
         """Sort the envelopes by who can open them."""
         self._expect("keys", "shares")
-        by_site = self._by_site(messages, set(self.keys), "shared their keys")
+        by_site = by_sender(self.context, messages, self.keys, "shared their keys")
         for site, message in by_site.items():
             if set(message.envelopes) != set(self.keys) - {site}:
                 raise FedLDError(f"site '{site}' did not make one envelope for each of its peers")
@@ -86,7 +77,7 @@ class SumServer:
     def collect(self, messages: Iterable[MaskedInput]) -> tuple["SumServer", SurvivorList]:
         """Add the masked vectors; those who sent one are the survivors."""
         self._expect("shares", "a masked vector")
-        by_site = self._by_site(messages, set(self.shared), "sent a vector")
+        by_site = by_sender(self.context, messages, self.shared, "sent a vector")
         masked = np.zeros(self.context.code.length, self.context.code.dtype)
         for message in by_site.values():
             masked += masked_vector(message, self.context)
@@ -97,7 +88,7 @@ class SumServer:
     def confirm(self, messages: Iterable[ConsistencyCheck]) -> tuple["SumServer", SurvivorProof]:
         """Check that all signed the same list, and pass their signatures on."""
         self._expect("inputs", "a signed list of survivors")
-        by_site = self._by_site(messages, set(self.survivors), "signed the list of survivors")
+        by_site = by_sender(self.context, messages, self.survivors, "signed the list of survivors")
         for site, message in by_site.items():
             if message.survivors != self.survivors:
                 raise FedLDError(f"site '{site}' signed another list of survivors")
@@ -112,7 +103,7 @@ class SumServer:
             FedLDError: too few sites gave shares, or their shares do not give what a site advertised.
         """
         self._expect("signed", "a share")
-        by_site = self._by_site(messages, set(self.survivors), "gave their shares")
+        by_site = by_sender(self.context, messages, self.survivors, "gave their shares")
         dropped = sorted(set(self.shared) - set(self.survivors))
         for site, message in by_site.items():
             if set(message.seed_shares) != set(self.survivors) or set(message.key_shares) != set(dropped):
@@ -152,18 +143,3 @@ class SumServer:
     def _expect(self, last: str, what: str) -> None:
         if self.last != last:
             raise FedLDError(f"{what} came when the sum was already at '{self.last}', so it does not count")
-
-    def _by_site(
-        self, messages: Iterable[SiteMessage], expected: set[str], did: str
-    ) -> dict[str, SiteMessage]:
-        """Messages by site: of this sum, from sites that are still in it, one each, and enough of them."""
-        by_site: dict[str, SiteMessage] = {}
-        for message in messages:
-            require_context(self.context, message)
-            if message.site not in expected:
-                raise FedLDError(f"site '{message.site}' is not in this sum any more, or never was")
-            if message.site in by_site:
-                raise FedLDError(f"site '{message.site}' sent the same message twice")
-            by_site[message.site] = message
-        require_sites(self.context, by_site, did)
-        return by_site

@@ -11,13 +11,13 @@ choice is made once: all survivors must have signed one list, and the journal re
 """
 
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedld.errors import FedLDError
-from fedld.privacy.context import LEAST_SITES, SumContext, public_key
+from fedld.privacy.checks import checked_keys, require_context, require_sites
+from fedld.privacy.context import SumContext, public_key
 from fedld.privacy.fixed_point import Integers
 from fedld.privacy.journal import Journal
 from fedld.privacy.masks import add_mask, agreed, derived_key, public_half, seal, unseal
@@ -26,9 +26,9 @@ from fedld.privacy.messages import (
     ConsistencyCheck,
     KeyList,
     MaskedInput,
+    SecureMessage,
     ShareDelivery,
     ShareKeys,
-    SumMessage,
     SurvivorList,
     SurvivorProof,
     Unmask,
@@ -124,8 +124,7 @@ class SumSite:
         """Open the peers' shares, and mask this site's integers: message 3.
 
         Raises:
-            FedLDError: an envelope is not for this site, too few peers are left, or this site has already
-                contributed to this round.
+            FedLDError: an envelope is not for this site, or too few peers are left.
         """
         self._expect("share", answer)
         context = self.context
@@ -141,7 +140,7 @@ class SumSite:
             key, about = self._envelope(peer, self.site, peer)
             opened = unseal(key, bytes.fromhex(answer.envelopes[peer]), about)
             shares[peer] = PeerShares(opened[:SHARE_BYTES], opened[SHARE_BYTES:])
-        journal.take(f"{context.run}/{context.round}/{context.purpose}", "input", f"sum {context.digest}")
+        journal.take(context.digest, "input", f"masked with {', '.join(peers)}")
         masked = vector.copy()
         add_mask(masked, self_mask_key(self.seed, context))
         for peer in peers:
@@ -179,7 +178,8 @@ class SumSite:
         """One kind of share for every peer, after enough survivors signed the same list: message 5.
 
         Raises:
-            FedLDError: a signature is of another list, there are too few, or the step was taken before.
+            FedLDError: a signature is of another list, there are too few, or this site has helped to open
+                a sum of this round before.
         """
         self._expect("survivors", answer)
         if not set(answer.signatures) <= set(self.survivors):
@@ -190,7 +190,9 @@ class SumSite:
         if journal.detail(self.context.digest, "survivors") != ", ".join(self.survivors):
             raise FedLDError("the journal does not have the list of survivors that this site signed")
         dropped = sorted(set(self.shares) - set(self.survivors))
-        journal.take(self.context.digest, "unmask", f"survivors {', '.join(self.survivors)}")
+        # A site helps to open one attempt of a round: sums over other survivors differ by single vectors. To
+        # open two, more than a third of the sites would have to help with both.
+        journal.take(self.context.contribution, "opening", f"sum {self.context.digest}")
         state = replace(self, last="unmask", shares={}, own_shares=None)
         return state, Unmask(
             context=self.context.digest,
@@ -203,7 +205,7 @@ class SumSite:
     def _commitment(self) -> str:
         return seed_commitment(self.seed, self.context)
 
-    def _expect(self, last: str, answer: SumMessage) -> None:
+    def _expect(self, last: str, answer: SecureMessage) -> None:
         """Refuse an answer out of order or of another sum."""
         if self.last != last:
             raise FedLDError(f"a {type(answer).__name__} came out of order, after the step '{self.last}'")
@@ -215,48 +217,6 @@ class SumSite:
         keys = (self.keys[sender].envelope_key, self.keys[recipient].envelope_key)
         key = derived_key(secret, self.context.digest, "envelope", sender, recipient, *keys)
         return key, f"{self.context.digest} {sender} {recipient}".encode()
-
-
-def checked_keys(context: SumContext, advertised: Iterable[AdvertiseKeys]) -> dict[str, AdvertiseKeys]:
-    """Advertised keys by site, every signature checked against the pinned keys.
-
-    Raises:
-        FedLDError: a site is unknown, twice there or not signed by its pinned key; a key is used twice.
-    """
-    keys: dict[str, AdvertiseKeys] = {}
-    for message in advertised:
-        require_context(context, message)
-        if message.site not in context.participants:
-            raise FedLDError(f"site '{message.site}' advertised keys but is not a participant")
-        if message.site in keys:
-            raise FedLDError(f"site '{message.site}' advertised keys twice")
-        signed = (message.envelope_key, message.mask_key, message.commitment)
-        context.verify(message.site, message.signature, "keys", message.site, *signed)
-        keys[message.site] = message
-    every = [key for message in keys.values() for key in (message.envelope_key, message.mask_key)]
-    if len(set(every)) < len(every):
-        raise FedLDError("two of the advertised keys are the same")
-    require_sites(context, keys, "advertised their keys")
-    return keys
-
-
-def require_context(context: SumContext, message: SumMessage) -> None:
-    """Refuse a message of another sum: another run, round, model, settings or list of participants."""
-    if message.context != context.digest:
-        raise FedLDError(
-            f"a {type(message).__name__} message belongs to another sum: its run, round, model, settings or "
-            "participants are not those of this one"
-        )
-
-
-def require_sites(context: SumContext, sites: Iterable[str], did: str) -> None:
-    """Refuse to go on with fewer sites than the threshold, or than three."""
-    count = len(set(sites))
-    least = max(context.threshold, LEAST_SITES)
-    if count < least:
-        raise FedLDError(
-            f"only {count} of {len(context.sites)} sites {did}; this sum needs {least}, so it is not opened"
-        )
 
 
 def self_mask_key(seed: bytes, context: SumContext) -> bytes:
