@@ -755,3 +755,26 @@ def test_tasks_end_with_the_daemon_that_asked_for_them(monkeypatch, tmp_path):
     assert held == [set(), set()]
     with pytest.raises(ProcessLookupError):
         os.kill(working.pid, 0)
+
+
+@pytest.mark.parametrize("transform", [["clip:0.5", "quantise:8"], ["topk:0.05"]])
+def test_transforms_are_the_same_as_on_this_machine(grid, digits, tmp_path, transform):
+    settings = {"method": "scaffold", "rounds": 3, "model": "cnn", "transform": transform}
+    go(grid, digits, tmp_path, **settings)
+    here = experiment(digits, **settings, dataset=f"npz:{digits}/all.npz", workers=0)
+    loop.run(here, tmp_path / "here")
+    ours, theirs = (load_checkpoint(tmp_path / place / "checkpoints")[0] for place in ("here", "run"))
+    assert ours.server.weights.equal(theirs.server.weights)
+    assert ours.server.extra["c"].equal(theirs.server.extra["c"])
+    up = [[line["bytes_up"] for line in read_lines(tmp_path / place, ROUNDS)] for place in ("here", "run")]
+    assert up[0] == up[1]
+
+
+def test_a_coded_update_of_another_form_is_refused(grid, digits, tmp_path):
+    def other(message, reply):
+        mine = {"update": {"codes": torch.zeros(3, dtype=torch.uint8)}, "message": {}}
+        return Message(pack(unpack(Answer, reply.content), **mine), reply_to=message)
+
+    grid.spoil["beta"] = other
+    excluded = go(grid, digits, tmp_path, transform=["quantise:8"])
+    assert excluded["beta"] == "its update has another form than the run's transforms make"

@@ -131,6 +131,12 @@ class Experiment(BaseModel):
     buffers: Literal["global", "local", "frozen"] = setting(
         "training", "global", "BatchNorm statistics: global, local or frozen", travels=True
     )
+    transform: list[str] = setting(
+        "training",
+        [],
+        "of updates on their way, in order: clip:BOUND, quantise:BITS, topk:SHARE",
+        travels=True,
+    )
     sample_rate: Share = setting("training", 1.0, "share of clients that take part in a round")
     sample_clients: Count | None = setting("training", None, "number of clients in a round, instead")
     seed: Seed = setting("training", 0, "seed of data, initial weights and order", travels=True)

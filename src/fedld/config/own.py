@@ -20,11 +20,12 @@ from fedld.local import OBJECTIVES, as_objective
 from fedld.methods import METHODS, Method
 from fedld.registry import import_value, is_import_path, name_of, options_of
 from fedld.tasks import as_metric
+from fedld.transforms import TRANSFORMS, UpdateTransform, as_transform
 
 Own = Mapping[str, Any]
 """Values by the setting that names them."""
 
-KINDS = ("method", "objective", "rule", "model", "dataset", "partition", "metrics")
+KINDS = ("method", "objective", "rule", "model", "dataset", "partition", "metrics", "transform")
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ def name_values(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     own: dict[str, Any] = {}
     for kind in KINDS:
         given = settings.get(kind)
-        if kind == "metrics" and given is not None:
-            named[kind], own_metrics = _metrics(given)
-            own |= {"metrics": own_metrics} if own_metrics else {}
+        if kind in LISTS and given is not None:
+            named[kind], own_values = _listed(kind, given)
+            own |= {kind: own_values} if own_values else {}
         elif isinstance(given, Imported):
             own[kind] = CHECKS[kind](given.value)
             table = {"name": given.path, **given.options}
@@ -63,9 +64,10 @@ def import_typed(settings: Mapping[str, Any], typed: Collection[str]) -> dict[st
     result = dict(settings)
     for kind in KINDS:
         given = settings.get(kind)
-        if kind == "metrics":
-            asked = [name for name in given or [] if isinstance(name, str)]
-            result |= {kind: [_take(name, typed, "metric", {}) for name in asked]} if asked else {}
+        if kind in LISTS:
+            listed = [given] if isinstance(given, str) else given or []
+            asked = [name for name in listed if isinstance(name, str)]
+            result |= {kind: [_take(name, typed, LISTS[kind], {}) for name in asked]} if asked else {}
             continue
         options = dict(given) if isinstance(given, dict) else {"name": given}
         name = options.pop("name", None)
@@ -96,6 +98,8 @@ def _take(name: str, typed: Collection[str], kind: str, options: Mapping[str, An
 def _is_known(kind: str, name: str) -> bool:
     """`folder:xrays` and `column:hospital` look like import paths, but are names of ours."""
     head = name.split(":")[0] + ":"
+    if kind == "transform":
+        return head[:-1] in TRANSFORMS
     return (kind == "dataset" and head in DATASETS) or (kind == "partition" and head == "column:")
 
 
@@ -145,22 +149,27 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _metrics(given: Any) -> tuple[list[str], dict[str, Any]]:
-    """Names of metrics, and those among them that are the user's own."""
-    if isinstance(given, str) or callable(given):
+LISTS = {"metrics": "metric", "transform": "transform"}
+"""Settings that name several values, and what one of them is called."""
+
+
+def _listed(kind: str, given: Any) -> tuple[list[str], dict[str, Any]]:
+    """Names of metrics or transforms, and those among them that are the user's own."""
+    if isinstance(given, str | UpdateTransform) or callable(given):
         given = [given]
     if not isinstance(given, Mapping | list | tuple):
-        raise FedLDError(f"metrics must be a list or a table, not {given!r}")
-    named = given if isinstance(given, Mapping) else {_metric_name(one): one for one in given}
+        raise FedLDError(f"{kind} must be a list or a table, not {given!r}")
+    check = as_metric if kind == "metrics" else as_transform
+    named = given if isinstance(given, Mapping) else {_name_in_list(one): one for one in given}
     own = {
-        name: as_metric(one.value if isinstance(one, Imported) else one)
+        name: check(one.value if isinstance(one, Imported) else one)
         for name, one in named.items()
         if not isinstance(one, str)
     }
     return list(named), own
 
 
-def _metric_name(one: Any) -> str:
+def _name_in_list(one: Any) -> str:
     if isinstance(one, str):
         return one
     return one.path if isinstance(one, Imported) else name_of(getattr(one, "sums", one))

@@ -12,8 +12,9 @@ from fedld.local import OBJECTIVES, Objective, Training
 from fedld.local.schedule import Schedule
 from fedld.methods import METHODS, Method
 from fedld.models import MODELS, NAMES, hidden_units
-from fedld.registry import call_with, configure, find, name_of, options_of
+from fedld.registry import call_with, configure, find, is_import_path, name_of, options_of
 from fedld.tasks import METRICS, Classification, Metric, Task
+from fedld.transforms import TRANSFORMS, Chain, UpdateTransform, make_transform
 
 
 def check(experiment: Experiment) -> None:
@@ -21,6 +22,7 @@ def check(experiment: Experiment) -> None:
     make_method(experiment)
     make_training(experiment)
     make_metrics(experiment)
+    make_transforms(experiment)
     if "dataset" not in experiment.own:
         check_names(make_data_spec(experiment))
     if "model" not in experiment.own:
@@ -66,6 +68,18 @@ def make_metrics(experiment: Experiment) -> dict[str, Metric]:
         if list(short.values()).count(short[name]) > 1:
             raise FedLDError(f"two metrics are called '{short[name]}': give one of them another name")
     return {short[name]: own.get(name) or find(METRICS, name, "metric") for name in experiment.metrics}
+
+
+def make_transforms(experiment: Experiment) -> Chain:
+    """What happens to updates on their way to the server."""
+    own = experiment.own.get("transform", {})
+    return Chain([own.get(name) or _named_transform(name) for name in experiment.transform])
+
+
+def _named_transform(name: str) -> UpdateTransform:
+    if is_import_path(name) and name.partition(":")[0] not in TRANSFORMS:
+        find(TRANSFORMS, name, "transform")  # says that files may not import code
+    return make_transform(name)
 
 
 def make_federation(experiment: Experiment) -> Federation:

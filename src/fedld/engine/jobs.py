@@ -19,7 +19,7 @@ from torch import Tensor
 from fedld.aggregation import Vote
 from fedld.analysis.sites import SiteResult
 from fedld.config.experiment import Experiment
-from fedld.config.resolve import make_metrics, make_schedule, make_task, make_training
+from fedld.config.resolve import make_metrics, make_schedule, make_task, make_training, make_transforms
 from fedld.data import Federation
 from fedld.layout import Layout, Tree
 from fedld.local import Training
@@ -28,6 +28,7 @@ from fedld.methods import Method
 from fedld.records.schema import Reason, Which
 from fedld.tasks import Measure, Tally, Task
 from fedld.tasks.base import further_measures
+from fedld.transforms import Chain
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,19 @@ class Parts:
     metrics: dict[str, Measure]
     training: Training
     schedule: Schedule
+    transforms: Chain
 
     @classmethod
     def of(cls, experiment: Experiment) -> "Parts":
         """Resolve the names of an experiment."""
         metrics = further_measures(make_metrics(experiment))
-        return cls(make_task(experiment), metrics, make_training(experiment), make_schedule(experiment))
+        return cls(
+            make_task(experiment),
+            metrics,
+            make_training(experiment),
+            make_schedule(experiment),
+            make_transforms(experiment),
+        )
 
     def training_in(self, round_: int) -> Training:
         """How every client trains in a round."""
@@ -111,6 +119,16 @@ class Setup:
     def divisible(self) -> bool:
         """Whether features and head give the network's bits when they are computed apart."""
         return not self.experiment.compile and self.experiment.dtype == "float32"
+
+    @property
+    def transforms(self) -> Chain:
+        """What happens to updates on their way to the server."""
+        return self.parts.transforms
+
+    @cached_property
+    def update_form(self) -> Tree:
+        """A message of the form that every client's update has on its way."""
+        return self.transforms.template(self.layout)
 
     @property
     def task(self) -> Task:

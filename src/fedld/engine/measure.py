@@ -297,7 +297,8 @@ def _terms(line: CrossLine) -> Terms:
 
 
 def _exact_with_training(experiment: Experiment) -> bool:
-    return experiment.client_losses and experiment.decompose_samples is None
+    exact = experiment.client_losses and experiment.decompose_samples is None
+    return exact and not experiment.transform  # the model that arrives is not the one that was trained
 
 
 def _groups(clients: list[str], sizes: Mapping[str, int]) -> list[tuple[str, ...]]:

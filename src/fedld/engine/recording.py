@@ -124,8 +124,9 @@ def traffic(
     `sent` are the messages that the clients of this round got for themselves.
     """
     model, common = 4 * setup.layout.shared_size, _bytes(setup.method.broadcast(server))
+    update = _bytes(setup.update_form) if updates else 0
     return {
-        "bytes_up": model * len(received) * updates + sum(_bytes(message) for message in received),
+        "bytes_up": update * len(received) + sum(_bytes(message) for message in received),
         "bytes_down": sum((0 if "weights" in m else model) + common + _bytes(m) for m in sent),
     }
 

@@ -121,6 +121,7 @@ def prepare(
     digest = trunk.digest if trunk else ""
     setup = Setup(experiment, method, federation, layout, states, digest, one_body=one_body, parts=parts)
     check_functions(setup)
+    setup.transforms.check(layout)
     engine.check(setup, rows)
     return replace(setup, features=features_for(setup, trunk, tell)), server
 

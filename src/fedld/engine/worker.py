@@ -41,6 +41,7 @@ from fedld.models.standardise import standardised
 from fedld.records.schema import Which
 from fedld.tasks import Tally
 from fedld.tasks.classification import right
+from fedld.transforms import BUFFERS, PARAMETERS, STATE, Sender
 
 EVAL_BATCH = embedding.BATCH
 
@@ -62,6 +63,8 @@ class Worker:
         if setup.experiment.compile:
             self.flat.model.compile()
         self.common: Tree = {}
+        self.kept: Tree = {}  # of the client that trains: what it kept for the transforms of its last update
+        self.sent: Tree = {}  # the last update as it travels, where there are transforms
         self._samples = lru_cache(maxsize=64)(self._make_samples)
 
     @singledispatchmethod
@@ -99,6 +102,7 @@ class Worker:
     def _client(self, job: PrepareJob | TrainJob) -> LocalClient:
         """The client of a job, its incoming model loaded."""
         state, message = self._load(job.incoming)
+        self.kept = _on_cpu({key: state.pop(key) for key in [*state] if key.startswith(STATE)})
         setup, name = self.setup, job.incoming.client
         samples, lessons = self._samples(name), self.draws.lessons(name, job.round)
         return LocalClient(
@@ -121,11 +125,35 @@ class Worker:
         reply = self.setup.method.client_update(client)
         after = self._own_losses(client) if measured else None
         self.memory.updates[job.slot].copy_(reply.update)
-        if reply.state:
-            self.store.save(job.incoming.client, job.round, reply.state)
+        state = {**reply.state, **self._transform(job)}
+        if state:
+            self.store.save(job.incoming.client, job.round, state)
         finite = bool(torch.isfinite(reply.update).all())
-        facts = (bool(reply.state), reply.metrics, before, after, finite)
+        facts = (bool(state), reply.metrics, before, after, finite)
         return Trained(_on_cpu(reply.message), *facts, time.perf_counter() - start)
+
+    def _transform(self, job: TrainJob) -> Tree:
+        """Send the update in the row of a job through the run's transforms: the row is what arrives.
+
+        The message itself is `sent`. Returns what the client keeps for the transforms.
+        """
+        chain, setup, row = self.setup.transforms, self.setup, self.memory.updates[job.slot]
+        if not chain:
+            return {}
+        by_size = setup.method.client_weights == "size"
+        sender = Sender(
+            client=job.incoming.client,
+            round=job.round,
+            seed=setup.experiment.seed,
+            layout=setup.layout,
+            weight=setup.sizes[job.incoming.client] if by_size else 1.0,
+            state=self.kept,
+        )
+        self.sent, kept = chain.encode(row, sender)
+        arrived = chain.decode(self.sent, setup.layout)
+        setup.layout.shared_parameters(row).copy_(arrived[PARAMETERS])
+        setup.layout.shared_buffers(row).copy_(arrived[BUFFERS])
+        return kept
 
     @run.register
     def _losses(self, job: LossJob) -> list[Tally]:

@@ -37,6 +37,7 @@ from fedld.errors import FedLDError
 from fedld.layout import Tree
 from fedld.local.client import MEASURED
 from fedld.tasks import Tally
+from fedld.transforms import BUFFERS, PARAMETERS
 
 SPARE = 16 << 20
 """Bytes that a reply may have beyond eight models: room for any method's message."""
@@ -145,16 +146,25 @@ class Orders:
 
     def _trained(self, job: TrainJob, trained: Trained, reply: RecordDict) -> Trained:
         layout, row = self.setup.layout, self.memory.updates[job.slot]
-        update, message = tree(reply, "update").get("update"), tree(reply, "message")
-        length = layout.shared_size
-        if update is None or update.shape != (length,) or update.dtype != row.dtype:
-            raise FedLDError(f"its update is not a float32 vector of {length} numbers")
+        update, message = self._update(tree(reply, "update")), tree(reply, "message")
         if lacking := [key for key in MEASURED if key not in trained.metrics]:
             raise FedLDError(f"its metrics lack '{lacking[0]}'")
         row.zero_()
         layout.set_shared(row, update)
         finite = all(map(_finite, (update, *message.values(), torch.tensor(trained.metrics["steps"]))))
         return replace(trained, message=message, finite=finite)
+
+    def _update(self, sent: Tree) -> Tensor:
+        """The shared part of an update from the message that a site sent."""
+        layout, length = self.setup.layout, self.setup.layout.shared_size
+        if self.setup.transforms:
+            self.setup.transforms.check_message(sent, self.setup.update_form)
+            arrived = self.setup.transforms.decode(sent, layout)
+            return torch.cat([arrived[PARAMETERS], arrived[BUFFERS]])
+        update = sent.get("update")
+        if update is None or update.shape != (length,) or update.dtype != self.memory.updates.dtype:
+            raise FedLDError(f"its update is not a float32 vector of {length} numbers")
+        return update
 
 
 def same_structure(results: list[JobResult | Failure], *, may_be_empty: bool = False) -> None:

@@ -241,7 +241,8 @@ class Site:
             result = self._do(worker, self._own(job, tree(content, f"message.{k}")))
             results.append(result)
             if isinstance(result, Trained):
-                trees["update"] = {"update": layout.shared_part(memory.updates[0])}
+                plain = {"update": layout.shared_part(memory.updates[0])}
+                trees["update"] = worker.sent if self.setup.transforms else plain
             if isinstance(result, Prepared | Trained):
                 trees["message"] = result.message
         return results, trees
