@@ -1,4 +1,4 @@
-"""Transforms through the engine: traffic, the same bits for any number of workers and after a stop, own ones."""
+"""Transforms through the engine: traffic, the same bits for any number of workers and after a stop."""
 
 from dataclasses import dataclass
 
