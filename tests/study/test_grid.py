@@ -104,3 +104,33 @@ def test_two_cores_are_busy_to_the_end():
         cell, seconds = grid[done]
         durations.learn(cell, {"seconds": seconds, "rounds": 4})
     assert clock <= 1.1 * sum(seconds for _, seconds in grid) / 2
+
+
+STUDY = """
+import fedld
+{own}
+study = fedld.compare({methods}, "digits", clients=2, rounds=1, seeds=[0, 1], jobs=2)
+print("runs:", len(study.results))
+"""
+OWN = """
+from dataclasses import dataclass
+from fedld.methods import FedAvg
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("methods", "own", "says"),
+    [
+        ('["fedavg"]', "", ""),
+        ('{"mine": Mine()}', OWN, 'defined in a script without `if __name__ == "__main__":`: the runs stay'),
+    ],
+)
+def test_a_script_without_a_main_guard_runs_a_study(tmp_path, methods, own, says):
+    (tmp_path / "script.py").write_text(STUDY.format(methods=methods, own=own))
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "runs: 2\n", done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

@@ -195,16 +195,27 @@ def _describe(kind: str, value: Any) -> tuple[Any, bool]:
 def stays_here(own: Own, asked: bool) -> str | None:
     """Why these values do not go to worker processes, or None if they do.
 
-    A worker process runs the user's script again to find what is defined in it, so that is done only for
-    who `asked` for workers (and starts the run under `if __name__ == "__main__":`).
+    A worker process runs the user's script again to find what is defined in it. That is done only for a user
+    who `asked` for workers, in a script that has `if __name__ == "__main__":`.
     """
-    script = hasattr(sys.modules["__main__"], "__file__")
     for kind, value in own.items():
         name = name_of(getattr(value, "function", value))
         try:
             content = pickle.dumps(value)
         except Exception as error:  # closures, open files, whatever the user's value holds
             return f"{kind} '{name}' cannot be sent to worker processes ({error})"
-        if b"__main__" in content and not (asked and script):
+        if b"__main__" not in content:
+            continue
+        if not asked or not hasattr(sys.modules["__main__"], "__file__"):
             return f"{kind} '{name}' is not defined in a module, from which worker processes could import it"
+        if not _script_is_guarded():
+            return f"{kind} '{name}' is defined in a script without `if __name__ == \"__main__\":`"
     return None
+
+
+def _script_is_guarded() -> bool:
+    """Whether the text of the calling script names `__main__`, so that an import of it starts no run."""
+    try:
+        return b"__main__" in Path(str(sys.modules["__main__"].__file__)).read_bytes()
+    except OSError:
+        return True

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -20,7 +21,13 @@ from typing import Any
 from fedld.config.experiment import Experiment
 from fedld.config.own import stays_here
 from fedld.engine import loop
-from fedld.engine.backends.processes import end_with_parent, one_thread, processes, tune_process
+from fedld.engine.backends.processes import (
+    end_with_parent,
+    one_thread,
+    processes,
+    tune_process,
+    without_main,
+)
 from fedld.errors import FedLDError, Interrupted
 from fedld.records.schema import Event, Summary
 
@@ -95,7 +102,7 @@ def _run_all(cells: Sequence[Cell], jobs: int | None, progress: Callable[[Event]
     listener.start()
     with one_thread(), ProcessPoolExecutor(jobs, context, _begin, (events,)) as pool:
         try:
-            outcomes = _longest_first(cells, jobs, lambda cell: pool.submit(_work, cell))
+            outcomes = _longest_first(cells, jobs, partial(_submit, pool))
         except BrokenProcessPool:
             raise FedLDError("a run's process died; continue with the same command and --resume") from None
         except BaseException as error:
@@ -109,6 +116,12 @@ def _run_all(cells: Sequence[Cell], jobs: int | None, progress: Callable[[Event]
             events.put(None)
     listener.join()
     return outcomes
+
+
+def _submit(pool: ProcessPoolExecutor, cell: Cell) -> Future[Outcome]:
+    """Hand a cell to the pool, which may start a process for it; the process does not import the script."""
+    with without_main(cell.experiment.own):
+        return pool.submit(_work, cell)
 
 
 def _longest_first(
