@@ -19,7 +19,7 @@ print(",".join(row["name"] for row in json.load(sys.stdin) if row["name"] not in
 }
 # FedMA and GAMF on a plain stack. 5 minutes of a core
 stack() {
-    fedld compare $SAME --dataset fundus-sim --image-size 24 --rounds 20 --methods fedavg,local,fedma,gamf --out "$OUT/methods-stack"
+    fedld compare $SAME --dataset fundus-sim --image-size 24 --rounds 20 --lr 0.01 --methods fedavg,local,fedma,gamf --out "$OUT/methods-stack"
 }
 collect() {
     for file in "$OUT"/methods-*/table.md "$OUT"/methods-*/table.json; do

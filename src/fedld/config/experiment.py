@@ -112,7 +112,7 @@ class Experiment(BaseModel):
         "training", None, "steps that every client trains per round, instead of epochs", travels=True
     )
     batch_size: Count = setting("training", 50, "samples per step", travels=True)
-    lr: Positive = setting("training", 0.01, "learning rate of the clients", travels=True)
+    lr: Positive = setting("training", 0.05, "learning rate of the clients", travels=True)
     lr_schedule: Literal["constant", "cosine", "step"] = setting(
         "training", "constant", "learning rate over the rounds: constant, cosine or step", travels=True
     )

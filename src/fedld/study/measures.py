@@ -128,6 +128,12 @@ def confusion_of(run: Run) -> np.ndarray | None:
     return matrix if sound and np.isfinite(matrix).all() else None
 
 
+def chance_level(runs: Sequence[Run]) -> float | None:
+    """Balanced accuracy (%) of guessing: one over the classes of the test set; None where it is not known."""
+    counts = next((found for run in runs if (found := confusion_of(run)) is not None), None)
+    return None if counts is None else 100 / int((counts.sum(axis=1) > 0).sum())
+
+
 def mean_of(values: Sequence[float | None]) -> float | None:
     """Mean of what is known."""
     known = [value for value in values if value is not None and np.isfinite(value)]

@@ -7,12 +7,13 @@ from fedld.analysis.diagnosis.evidence import listing
 from fedld.analysis.participation import Participation
 from fedld.records.reader import by_label, clean
 from fedld.study.accounts import MEANING, Explanation
-from fedld.study.measures import client_accuracies
+from fedld.study.measures import chance_level, client_accuracies
 
 if TYPE_CHECKING:
     from fedld.study.comparison import Comparison, Standing
 
 FEW = 5  # seeds below which a difference deserves a warning
+NEAR_CHANCE = 5.0  # points of balanced accuracy above guessing up to which a model has hardly learnt
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,34 @@ def signed(value: float, digits: int = 2) -> str:
 
 
 def headline(comparison: "Comparison") -> str:
-    """One sentence that says what happened to every method named."""
+    """One sentence that says what happened to every method named; models near chance come first."""
+    return "; ".join(filter(None, [_guessing(comparison), _ranking(comparison)]))
+
+
+def near_chance(comparison: "Comparison") -> dict[str, float]:
+    """Mean balanced accuracy (%) of the methods that decide, where they have hardly learnt anything."""
+    chance = chance_level(comparison.runs)
+    if chance is None:
+        return {}
+    deciding = {comparison.baseline, comparison.winner.label if comparison.winner else ""}
+    means = {s.label: s.mean("balanced_accuracy") for s in comparison.standings if s.label in deciding}
+    return {label: v for label, v in means.items() if v is not None and v <= chance + NEAR_CHANCE}
+
+
+def _guessing(comparison: "Comparison") -> str:
+    """The sentence on models near chance; empty if there are none."""
+    found = near_chance(comparison)
+    if not found:
+        return ""
+    named = _listed([f"{label} ({mean:.1f} %)" for label, mean in found.items()])
+    return (
+        f"near chance ({chance_level(comparison.runs):.1f} % balanced accuracy): {named}, so train longer or "
+        "at another learning rate before comparing"
+    )
+
+
+def _ranking(comparison: "Comparison") -> str:
+    """The winner against its rival, and where every other method stands."""
     winner, test, shown = comparison.winner, comparison.decisive, comparison.shown
     if winner is None:
         return f"no method has a global model whose {shown.name} could be compared"
@@ -214,6 +242,8 @@ def _who(comparison: "Comparison") -> PageAnswer:
     winner, question = comparison.winner, "Which method won?"
     if winner is None:
         return PageAnswer(question, "–", headline(comparison), "unsure")
+    if winner.label in near_chance(comparison):
+        return PageAnswer(question, "None has learnt", _guessing(comparison), "unsure")
     shown = comparison.shown
     places = [(s, s.mean(comparison.primary)) for s in comparison.ranked]
     told = [(s, f"{s.label} {m:.{shown.digits}f}") for s, m in places if m is not None]
