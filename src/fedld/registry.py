@@ -23,7 +23,7 @@ def find(table: Mapping[str, Value], name: str, what: str) -> Value:
         if is_import_path(name):
             raise FedLDError(
                 f"{what} '{name}' is not part of fedld and files may not import code: give it by hand, "
-                f"--{what} {name} on the command line or {what}=... in Python"
+                f"--{what.replace('_', '-')} {name} on the command line or {what}=... in Python"
             )
         raise FedLDError(f"unknown {what} '{name}': {nearest(name, list(table))}")
     return table[name]

@@ -30,7 +30,7 @@ def test_cosine_is_half_way_in_the_middle():
 
 def test_a_round_trains_at_its_rate():
     experiment = make_experiment({"rounds": 4, "lr": 0.2, "lr_schedule": "step", "lr_step": 1})
-    found = [Parts.of(experiment).training_in(round_) for round_ in (1, 2, 3)]
+    found = [Parts.of(experiment).training_in(round_, "client_1") for round_ in (1, 2, 3)]
     assert [t.lr * t.factor for t in found] == pytest.approx([0.2, 0.02, 0.002])
 
 

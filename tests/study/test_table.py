@@ -65,13 +65,13 @@ def test_a_winner_that_is_worse_elsewhere_is_not_praised_without_saying_so(write
 
 
 def test_the_primary_measure_decides(write_run):
-    runs = [write_run("fedavg", s, accuracy=0.9, balanced_accuracy=0.5) for s in range(5)]
+    runs = [write_run("fedavg", s, accuracy=0.9, balanced_accuracy=0.6) for s in range(5)]
     runs += [write_run("fedld", s, accuracy=0.8, balanced_accuracy=0.7 + s / 1000) for s in range(5)]
     assert compare_runs("t", runs, "fedavg").winner.label == "fedavg"
     comparison = compare_runs("t", runs, "fedavg", "balanced_accuracy")
     assert comparison.winner.label == "fedld"
     assert comparison.verdict == (
-        "fedld beats fedavg by 20.20 points of balanced accuracy, yet is worse in accuracy (−10.00)"
+        "fedld beats fedavg by 10.20 points of balanced accuracy, yet is worse in accuracy (−10.00)"
     )
     assert comparison.table[0][1] == "balanced accuracy, %"
     with pytest.raises(FedLDError, match="unknown primary measure 'f1'"):

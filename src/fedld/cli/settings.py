@@ -12,7 +12,7 @@ from fedld.config.experiment import SETTINGS, override, read_toml
 from fedld.config.settings import Setting
 
 PLAIN = (bool, int, float, Path, list[str])
-TABLES = ("data",)
+TABLES = ("data", "client_lr")
 """Settings that are tables without a name: given as KEY=VALUE, any number of times."""
 
 

@@ -113,16 +113,44 @@ class Experiment(BaseModel):
     )
     batch_size: Count = setting("training", 50, "samples per step", travels=True)
     lr: Positive = setting("training", 0.05, "learning rate of the clients", travels=True)
-    lr_schedule: Literal["constant", "cosine", "step"] = setting(
-        "training", "constant", "learning rate over the rounds: constant, cosine or step", travels=True
+    head_lr: Positive | None = setting(
+        "training", None, "learning rate of the head; default: as lr", travels=True
+    )
+    client_lr: dict[str, Positive] = setting(
+        "training", {}, "learning rates of single clients, by name, instead of lr", travels=True
+    )
+    lr_schedule: str = setting(
+        "training",
+        "constant",
+        "learning rate over the rounds: constant, cosine, step, or a function of the round",
+        travels=True,
     )
     lr_warmup: Annotated[int, Field(ge=0)] = setting(
         "training", 0, "first rounds, in which the learning rate grows to its full value", travels=True
     )
     lr_step: Count = setting("training", 10, "rounds between two decays of the step schedule", travels=True)
     lr_decay: Share = setting("training", 0.1, "factor of each decay of the step schedule", travels=True)
+    optimiser: Literal["sgd", "nesterov", "adam", "adamw"] = setting(
+        "training", "sgd", "optimiser of the clients: sgd, nesterov, adam or adamw", travels=True
+    )
     momentum: Annotated[float, Field(ge=0, lt=1)] = setting(
-        "training", 0.5, "momentum of the clients", travels=True
+        "training", 0.5, "momentum of the clients, with sgd and nesterov", travels=True
+    )
+    beta1: Annotated[float, Field(ge=0, lt=1)] = setting(
+        "training", 0.9, "decay of the first moment of adam and adamw", travels=True
+    )
+    beta2: Annotated[float, Field(ge=0, lt=1)] = setting(
+        "training", 0.999, "decay of the second moment of adam and adamw", travels=True
+    )
+    epsilon: Positive = setting("training", 1e-8, "smallest divisor of adam and adamw", travels=True)
+    moments: Literal["reset", "kept"] = setting(
+        "training",
+        "reset",
+        "momentum and moments: reset in every round, or kept by each client",
+        travels=True,
+    )
+    clip_gradients: Positive | None = setting(
+        "training", None, "longest gradient of a batch; longer ones are shortened to it", travels=True
     )
     weight_decay: NonNegative = setting("training", 0.0, "weight decay of the clients", travels=True)
     augment: str = setting(
@@ -223,6 +251,8 @@ class Experiment(BaseModel):
             raise ValueError("local_steps and local_epochs exclude each other: give one of them")
         if self.lr_warmup >= self.rounds:
             raise ValueError(f"lr_warmup = {self.lr_warmup} leaves none of {self.rounds} rounds at full rate")
+        if self.optimiser == "nesterov" and not self.momentum:
+            raise ValueError("optimiser = 'nesterov' needs a momentum above 0")
         return self
 
     def to_toml(self) -> str:

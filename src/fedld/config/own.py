@@ -25,7 +25,19 @@ from fedld.transforms import TRANSFORMS, UpdateTransform, as_transform
 Own = Mapping[str, Any]
 """Values by the setting that names them."""
 
-KINDS = ("method", "objective", "rule", "model", "dataset", "partition", "metrics", "transform")
+KINDS = (
+    "method",
+    "objective",
+    "rule",
+    "model",
+    "dataset",
+    "partition",
+    "lr_schedule",
+    "metrics",
+    "transform",
+)
+NAMES_ONLY = ("model", "dataset", "partition", "lr_schedule")
+"""Settings that are a name or a value, and never a table of options."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,7 @@ def name_values(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
             own[kind] = CHECKS[kind](given.value)
             table = {"name": given.path, **given.options}
             named[kind] = table if kind in ("method", "objective", "rule") else given.path
-        elif isinstance(given, dict) and kind in ("model", "dataset", "partition"):
+        elif isinstance(given, dict) and kind in NAMES_ONLY:
             raise _wrong(kind, "or a value", given)
         elif given is not None and not isinstance(given, str | dict):
             value = CHECKS[kind](given)
@@ -87,7 +99,8 @@ def _take(name: str, typed: Collection[str], kind: str, options: Mapping[str, An
         return name
     if name not in typed:
         raise FedLDError(
-            f"{kind} '{name}' comes from a file, which may not import code: give --{kind} {name} too"
+            f"{kind} '{name}' comes from a file, which may not import code: give "
+            f"--{kind.replace('_', '-')} {name} too"
         )
     here = str(Path.cwd())
     if here not in sys.path:  # a module beside the user, whatever started this process
@@ -139,6 +152,12 @@ def _as_partition(value: Any) -> Any:
     return value
 
 
+def _as_schedule(value: Any) -> Any:
+    if not callable(value):
+        raise _wrong("lr_schedule", "or a function from the round (1, 2, ...) to a factor of lr", value)
+    return value
+
+
 CHECKS: dict[str, Callable[[Any], Any]] = {
     "method": _as_method,
     "objective": as_objective,
@@ -146,6 +165,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "model": _as_model,
     "dataset": _as_dataset,
     "partition": _as_partition,
+    "lr_schedule": _as_schedule,
 }
 
 
@@ -177,7 +197,7 @@ def _name_in_list(one: Any) -> str:
 
 def _describe(kind: str, value: Any) -> tuple[Any, bool]:
     """What stands for a value in the settings, and whether that is enough to make it again."""
-    if kind in ("model", "partition"):
+    if kind in ("model", "partition", "lr_schedule"):
         return name_of(value), False
     if kind == "dataset":
         return (value.name if isinstance(value, Federation) else name_of(value)), False

@@ -9,7 +9,8 @@ from fedld.config.experiment import Experiment, PartSettings
 from fedld.data import AUGMENTATIONS, DataSpec, Federation, check_names, load
 from fedld.errors import FedLDError
 from fedld.local import OBJECTIVES, Objective, Training
-from fedld.local.schedule import Schedule
+from fedld.local.optimiser import OptimiserSettings
+from fedld.local.schedule import KINDS, Kind, Schedule
 from fedld.methods import METHODS, Method
 from fedld.models import MODELS, NAMES, hidden_units
 from fedld.registry import call_with, configure, find, is_import_path, name_of, options_of
@@ -19,8 +20,9 @@ from fedld.transforms import TRANSFORMS, Chain, UpdateTransform, make_transform
 
 def check(experiment: Experiment) -> None:
     """Refuse an experiment in which a name stands for nothing, or an option does not fit."""
-    make_method(experiment)
+    _check_optimiser(experiment, make_method(experiment))
     make_training(experiment)
+    make_schedule(experiment).factor(1)
     make_metrics(experiment)
     make_transforms(experiment)
     if "dataset" not in experiment.own:
@@ -127,31 +129,62 @@ def _data_options(experiment: Experiment) -> dict[str, Any]:
     return {**shared, "seed": seed, "test_seed": experiment.data_seed or 0, **experiment.data}
 
 
-def make_schedule(experiment: Experiment) -> Schedule:
-    """The learning rate over the rounds."""
-    return Schedule(
-        experiment.lr_schedule,
-        experiment.rounds,
-        experiment.lr_warmup,
-        experiment.lr_step,
-        experiment.lr_decay,
-    )
-
-
 def make_training(experiment: Experiment) -> Training:
     """How every client trains, at the full learning rate."""
     name = experiment.augment
     return Training(
-        experiment.local_epochs,
-        experiment.batch_size,
-        experiment.lr,
-        experiment.momentum,
-        experiment.weight_decay,
-        experiment.buffers,
-        experiment.dtype == "bfloat16",
-        None if name == "none" else find(AUGMENTATIONS, name, "augmentation"),
-        experiment.local_steps,
+        epochs=experiment.local_epochs,
+        batch_size=experiment.batch_size,
+        lr=experiment.lr,
+        momentum=experiment.momentum,
+        weight_decay=experiment.weight_decay,
+        buffers=experiment.buffers,
+        bfloat16=experiment.dtype == "bfloat16",
+        augment=None if name == "none" else find(AUGMENTATIONS, name, "augmentation"),
+        steps=experiment.local_steps,
+        optimiser=make_optimiser(experiment),
     )
+
+
+def make_schedule(experiment: Experiment) -> Schedule:
+    """The learning rate over the rounds: a named schedule, or the user's function of the round."""
+    own = experiment.own.get("lr_schedule")
+    named: dict[str, Kind] = {kind: kind for kind in KINDS}
+    kind: Kind = "own" if own else find(named, experiment.lr_schedule, "lr_schedule")
+    return Schedule(
+        kind,
+        experiment.rounds,
+        experiment.lr_warmup,
+        experiment.lr_step,
+        experiment.lr_decay,
+        own,
+    )
+
+
+def make_optimiser(experiment: Experiment) -> OptimiserSettings:
+    """What the clients' optimisers have in common."""
+    return OptimiserSettings(
+        kind=experiment.optimiser,
+        beta1=experiment.beta1,
+        beta2=experiment.beta2,
+        epsilon=experiment.epsilon,
+        keeps_moments=experiment.moments == "kept",
+        clip=experiment.clip_gradients,
+        head_lr=experiment.head_lr,
+    )
+
+
+def _check_optimiser(experiment: Experiment, method: Method) -> None:
+    """Refuse an optimiser that a method's equations do not allow."""
+    if method.needs_linear and not make_optimiser(experiment).linear:
+        settings = {"optimiser": "sgd", "moments": "reset", "head_lr": None}
+        given = {key: getattr(experiment, key) for key in settings}
+        if given["optimiser"] == "nesterov":
+            settings["optimiser"] = "nesterov"
+        wrong = ", ".join(f"{key} = {value!r}" for key, value in given.items() if value != settings[key])
+        raise FedLDError(
+            f"method '{experiment.method['name']}' cannot be trained with {wrong}: {method.needs_linear}"
+        )
 
 
 def is_option_of_method(settings: Mapping[str, Any], key: str) -> bool:

@@ -78,22 +78,25 @@ class Parts:
     training: Training
     schedule: Schedule
     transforms: Chain
+    client_lr: dict[str, float]
 
     @classmethod
     def of(cls, experiment: Experiment) -> "Parts":
         """Resolve the names of an experiment."""
         metrics = further_measures(make_metrics(experiment))
         return cls(
-            make_task(experiment),
-            metrics,
-            make_training(experiment),
-            make_schedule(experiment),
-            make_transforms(experiment),
+            task=make_task(experiment),
+            metrics=metrics,
+            training=make_training(experiment),
+            schedule=make_schedule(experiment),
+            transforms=make_transforms(experiment),
+            client_lr=experiment.client_lr,
         )
 
-    def training_in(self, round_: int) -> Training:
-        """How every client trains in a round."""
-        return replace(self.training, factor=self.schedule.factor(round_))
+    def training_in(self, round_: int, client: str) -> Training:
+        """How a client trains in a round."""
+        lr = self.client_lr.get(client, self.training.lr)
+        return replace(self.training, lr=lr, factor=self.schedule.factor(round_))
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from fedld.engine.features import Tell, cached_features
 from fedld.engine.jobs import Backend, Parts, Setup, SharedMemory
 from fedld.engine.memory import check_memory
 from fedld.engine.network import divided, make_layout, normalised
-from fedld.errors import FedLDError
+from fedld.errors import FedLDError, nearest
 from fedld.local.base import FunctionObjective
 from fedld.methods import Method, Server
 from fedld.methods.closed import ClosedForm
-from fedld.models import Trunk
+from fedld.models import Model, Trunk
 from fedld.models.base import beyond_features
 from fedld.seeds import numpy_generator
 from fedld.tasks.base import defined
@@ -104,7 +104,9 @@ def prepare(
     """Data, method and model of an experiment, checked; and the server's first state."""
     method = make_method(experiment)
     parts = Parts.of(experiment)
-    federation = normalised(experiment, method.federation(engine.federation(experiment)))
+    everybody = engine.federation(experiment)
+    _check_client_rates(experiment, [client.name for client in everybody.clients])
+    federation = normalised(experiment, method.federation(everybody))
     if experiment.validation is not None and not method.has_global:
         raise FedLDError(
             f"validation chooses among global models, and method '{experiment.method['name']}' has none"
@@ -115,6 +117,10 @@ def prepare(
         of = f"{rows} of {len(federation.clients)} clients"
         raise FedLDError(f"min_clients is {experiment.min_clients}, but only {of} take part in a round")
     trunk, model = divided(experiment, method, federation)
+    if experiment.head_lr is not None and not isinstance(model, Model):
+        raise FedLDError(
+            f"head_lr needs a network that names its head, which {type(model).__name__} does not"
+        )
     layout = make_layout(experiment, method, model)
     server = method.init(layout.flatten(model), layout, [client.size for client in federation.clients])
     one_body = beyond_features(model, [entry.name for entry in layout.entries if entry.private])
@@ -124,6 +130,13 @@ def prepare(
     setup.transforms.check(layout)
     engine.check(setup, rows)
     return replace(setup, features=features_for(setup, trunk, tell)), server
+
+
+def _check_client_rates(experiment: Experiment, clients: Collection[str]) -> None:
+    """Refuse a learning rate for a client that is not there."""
+    for name in experiment.client_lr:
+        if name not in clients:
+            raise FedLDError(f"client_lr names no client with '{name}': {nearest(name, list(clients))}")
 
 
 def notes(setup: Setup) -> Iterator[str]:

@@ -110,7 +110,7 @@ class Worker:
             job.round,
             self.flat,
             samples,
-            setup.parts.training_in(job.round),
+            setup.parts.training_in(job.round, name),
             setup.experiment.seed,
             message,
             state,

@@ -1,4 +1,4 @@
-"""A client at work: the one SGD loop, evaluation, and the reply to the server."""
+"""A client at work: the one training loop, evaluation, and the reply to the server."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -8,12 +8,13 @@ from itertools import count, islice
 
 import torch
 from torch import Tensor, nn
-from torch.optim.sgd import sgd
 
 from fedld.layout import FlatModel, Layout, Tree
 from fedld.local.context import Context
 from fedld.local.embedding import Embedding
+from fedld.local.optimiser import Optimiser, OptimiserSettings, parameter_groups
 from fedld.local.samples import Batch, Samples
+from fedld.models.base import as_model, head_block_names
 from fedld.seeds import derive, torch_generator
 
 Loss = Callable[[Context], Tensor]
@@ -31,7 +32,8 @@ class Training:
     """How every client trains: the same for every method of a comparison.
 
     `steps`, where given, takes the place of `epochs`: so many batches, whatever the client's size.
-    `factor` is what the schedule makes of every learning rate in this round.
+    `factor` is what the schedule makes of every learning rate in this round. `lr` is the client's own where
+    clients have different ones.
     """
 
     epochs: int
@@ -44,6 +46,13 @@ class Training:
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     steps: int | None = None
     factor: float = 1.0
+    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+
+    def accumulation(self, steps: int) -> float:
+        """Sum of the weights with which the gradients of so many steps enter; one for every step of Adam."""
+        if self.optimiser.adaptive:
+            return float(steps)
+        return accumulation(steps, self.momentum, nesterov=self.optimiser.kind == "nesterov")
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,9 @@ class LocalClient:
     loss_sum: float = 0.0
     loss_count: int = 0
     embedding: Embedding = field(default_factory=Embedding)
+    mean_gradient: Tensor | None = None
+    moments: Tree = field(default_factory=dict)
+    calls: int = 0
 
     def __post_init__(self) -> None:
         self.incoming = self.flat.vector.clone()
@@ -114,20 +126,26 @@ class LocalClient:
         epochs: int | None = None,
         lr: float | None = None,
         only: Collection[str] | None = None,
+        average: bool = False,
     ) -> None:
-        """SGD over the client's samples: the only training loop there is.
+        """Steps over the client's samples: the only training loop there is.
 
         `correction` edits the gradient before the step, `only` names the parameters that move. Weight decay
         is a part of the loss: a correction sees the gradient of L_i(w) + (decay/2) |w|^2, so what it
         subtracts, scales or clips means the same with decay as without.
         `rate_sum` grows by lr times the sum of the weights with which the gradients entered the step, so that
-        (w - w_i) / rate_sum is their weighted mean: K lr for plain SGD, more with momentum.
+        (w - w_i) / rate_sum is their weighted mean: K lr for plain SGD, more with momentum. Adam's steps are
+        no sums of gradients: each counts as one.
+        With `average`, `mean_gradient` is the mean of the gradients that entered the steps, corrections
+        included: by the way that the weights went, or by their sum where the optimiser is not linear.
         """
         if only is not None and not only:
             return  # with a frozen trunk a method's own division may leave a part empty
         setting, flat = self.training, self.flat
         rate, first = (lr or setting.lr) * setting.factor, self.steps
-        optimiser = _SGD(flat, rate, setting, only, corrected=correction is not None)
+        optimiser = self._optimiser(rate, only, lr is None, corrected=correction is not None)
+        start = flat.weights.clone() if average else None
+        total_gradient = torch.zeros_like(flat.weights) if average and not setting.optimiser.linear else None
         generator = torch_generator(self.seed, "augment", self.round, self.name, self.steps)
         training_mode(self.model, setting.buffers)
         total = torch.zeros((), device=flat.vector.device)
@@ -144,12 +162,41 @@ class LocalClient:
                 value = self._batch_gradient()
                 if correction is not None:
                     correction(flat.weights, flat.gradient)
+                if total_gradient is not None:
+                    total_gradient.add_(flat.gradient)
                 optimiser.step()
                 self.steps += 1
                 self.loss_count += len(labels)
                 total += value * len(labels)
         self.loss_sum += total.item()
-        self.rate_sum += rate * accumulation(self.steps - first, setting.momentum)
+        steps = self.steps - first
+        self.rate_sum += rate * setting.accumulation(steps)
+        if setting.optimiser.keeps_moments:
+            self.moments |= {f"moments{self.calls}.{k}": value for k, value in optimiser.moments().items()}
+        self.calls += 1
+        if start is not None:
+            self.mean_gradient = (
+                (start - flat.weights) / self.rate_sum if total_gradient is None else total_gradient / steps
+            )
+
+    def _optimiser(
+        self, rate: float, only: Collection[str] | None, own_rates: bool, *, corrected: bool
+    ) -> Optimiser:
+        """The optimiser of one call; a rate that a method sets itself is that of the head too."""
+        setting, special = self.training, {}
+        if own_rates and (head_lr := setting.optimiser.head_lr) is not None:
+            special = dict.fromkeys(head_block_names(as_model(self.model)), head_lr * setting.factor)
+        prefix = f"moments{self.calls}."
+        kept = {key.removeprefix(prefix): v for key, v in self.state.items() if key.startswith(prefix)}
+        return Optimiser(
+            self.flat,
+            parameter_groups(self.layout, rate, only, special),
+            setting.optimiser,
+            momentum=setting.momentum,
+            weight_decay=setting.weight_decay,
+            corrected=corrected,
+            moments=kept if setting.optimiser.keeps_moments else None,
+        )
 
     def embedded(self) -> list[Batch]:
         """Features and labels of all samples in order, by the model as it is, in eval mode."""
@@ -174,6 +221,9 @@ class LocalClient:
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.training.bfloat16):
             value = loss(self.context(images, labels))
         value.backward()  # type: ignore[no-untyped-call]
+        if (clip := self.training.optimiser.clip) is not None:
+            length = torch.linalg.vector_norm(self.flat.gradient)
+            self.flat.gradient.mul_((clip / (length + 1e-6)).clamp(max=1.0))
         if decay is not None:
             decay()
         return value.detach()
@@ -199,7 +249,7 @@ class LocalClient:
         """
         layout, vector = self.layout, self.flat.vector
         update = layout.update(vector, self.incoming)
-        sent, kept = dict(message or {}), dict(state or {})
+        sent, kept = dict(message or {}), {**(state or {}), **self.moments}
         if statistics and len(layout.private_buffers(vector)):
             sent["statistics"] = layout.private_buffers(vector).clone()
         if layout.private_size:
@@ -212,15 +262,15 @@ class LocalClient:
         return Reply(update, sent, kept, metrics)
 
 
-def accumulation(steps: int, momentum: float) -> float:
+def accumulation(steps: int, momentum: float, *, nesterov: bool = False) -> float:
     """Sum of the weights of all gradients in K steps of SGD: |a_i|_1 of FedNova (Wang et al. 2020).
 
-    Gradient j of K enters with weight 1 + b + .. + b^(K-j).
+    Gradient j of K enters with weight 1 + b + .. + b^(K-j); Nesterov's momentum adds b^(K-j+1).
 
-    >>> accumulation(3, 0.0), accumulation(3, 0.5)
-    (3.0, 4.25)
+    >>> accumulation(3, 0.0), accumulation(3, 0.5), accumulation(1, 0.5, nesterov=True)
+    (3.0, 4.25, 1.5)
     """
-    return sum((1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1))
+    return sum((1 - momentum ** (k + nesterov)) / (1 - momentum) for k in range(1, steps + 1))
 
 
 def training_mode(model: nn.Module, buffers: str) -> None:
@@ -230,50 +280,6 @@ def training_mode(model: nn.Module, buffers: str) -> None:
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eval()
-
-
-class _SGD:
-    """SGD on the flat vector: one fused kernel for the whole model, a fresh momentum each round.
-
-    Through torch's function, since making a `torch.optim.SGD` imports the compiler: 1.5 s in every process.
-    """
-
-    def __init__(
-        self,
-        flat: FlatModel,
-        lr: float,
-        setting: Training,
-        only: Collection[str] | None,
-        corrected: bool = False,
-    ) -> None:
-        named = [e for e in flat.layout.entries if only is not None and e.name in only]
-        spans = [slice(None)] if only is None else [slice(e.start, e.start + e.size) for e in named]
-        self.weights = [flat.weights[span].detach() for span in spans]
-        self.gradients = [flat.gradient[span] for span in spans]
-        self.momenta: list[Tensor | None] = [None] * len(spans)
-        self.lr, self.setting = lr, setting
-        self.weight_decay = 0.0 if corrected else setting.weight_decay
-
-    def decay(self) -> None:
-        """g <- g + weight_decay w, before a correction: `step` then adds none."""
-        if self.setting.weight_decay:
-            for weights, gradient in zip(self.weights, self.gradients, strict=True):
-                gradient.add_(weights, alpha=self.setting.weight_decay)
-
-    def step(self) -> None:
-        """v <- momentum v + g + weight_decay w;  w <- w - lr v."""
-        sgd(
-            self.weights,
-            self.gradients,
-            self.momenta,
-            fused=True,
-            weight_decay=self.weight_decay,
-            momentum=self.setting.momentum,
-            lr=self.lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
 
 
 @contextmanager

@@ -1,10 +1,14 @@
 """The clients' learning rate over the rounds of a run."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["constant", "cosine", "step"]
+from fedld.errors import FedLDError
+
+Kind = Literal["constant", "cosine", "step", "own"]
+KINDS: tuple[Kind, ...] = ("constant", "cosine", "step")
 
 
 @dataclass(frozen=True)
@@ -15,6 +19,7 @@ class Schedule:
     constant: 1.
     cosine: (1 + cos(pi t / T)) / 2 in round t = 0 .. T - 1 after the warm-up, so that the last still moves.
     step: `decay` once more after every `every` rounds.
+    own: what the user's `function` of the round says, without a warm-up of ours.
 
     >>> [Schedule("step", rounds=7, warmup=1, every=2, decay=0.5).factor(r) for r in range(1, 8)]
     [0.5, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
@@ -25,9 +30,16 @@ class Schedule:
     warmup: int = 0
     every: int = 1
     decay: float = 0.1
+    function: Callable[[int], float] | None = None
 
     def factor(self, round_: int) -> float:
-        """Factor in a round, the first being 1."""
+        """Factor in a round, the first being 1.
+
+        Raises:
+            FedLDError: the user's function fails, or gives no positive number.
+        """
+        if self.function is not None:
+            return _own_factor(self.function, round_)
         after = round_ - 1 - self.warmup
         if after < 0:
             return round_ / (self.warmup + 1)
@@ -38,3 +50,16 @@ class Schedule:
                 return (1 + math.cos(math.pi * after / max(1, self.rounds - self.warmup))) / 2
             case "step":
                 return float(self.decay ** (after // self.every))
+            case "own":
+                raise FedLDError("a schedule of one's own needs its function")
+
+
+def _own_factor(function: Callable[[int], float], round_: int) -> float:
+    try:
+        factor = float(function(round_))
+    except Exception as error:  # whatever the user's function raises
+        text = f"lr_schedule failed in round {round_}: {type(error).__name__}: {error}"
+        raise FedLDError(text) from error
+    if not 0 < factor < math.inf:
+        raise FedLDError(f"lr_schedule gave {factor} in round {round_}: a factor of lr must be positive")
+    return factor

@@ -139,6 +139,7 @@ class Method:
     reads_features: ClassVar[bool] = False  # of the incoming and the trained model: losses use the same pass
     starts_from_global: ClassVar[bool] = True  # a client's loss before training is then the global model's
     second_moments: ClassVar[bool] = False  # clients send X'X of the head's inputs, which need a frozen trunk
+    needs_linear: ClassVar[str] = ""  # why it needs steps that are sums of gradients at one rate, if it does
 
     def federation(self, federation: Federation) -> Federation:
         """The federation this method trains on; `central` pools the clients here."""

@@ -31,6 +31,6 @@ class Ditto(Method):
         trained = client.flat.vector.clone()
         client.flat.load(client.state.get("personal", client.incoming))
         client.train(self.loss, correction=proximal)
-        state = {**reply.state, "personal": client.flat.vector.clone()}
+        state = {**reply.state, **client.moments, "personal": client.flat.vector.clone()}
         client.flat.load(trained)
         return replace(reply, state=state)

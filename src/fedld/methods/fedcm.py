@@ -21,6 +21,7 @@ class FedCM(Method):
     alpha: float = 0.1
 
     card: ClassVar[Card] = Card("FedCM", "Xu et al. 2021", communication="a model down (Delta)")
+    needs_linear: ClassVar[str] = "Delta is the mean gradient, read from how far one rate moved the weights"
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
         """Delta = 0."""

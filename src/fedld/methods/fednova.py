@@ -13,7 +13,8 @@ class FedNova(Method):
     """Normalised averaging: a client that took more steps does not count for more.
 
     x <- x + sum_i p_i (tau_eff / tau_i) g_i with tau_eff = sum_i p_i tau_i; tau_i is the number of local
-    steps, or with momentum the sum of the gradients' weights (|a_i|_1 of the paper).
+    steps, or with momentum the sum of the gradients' weights (|a_i|_1 of the paper). Adam's steps count as
+    one each. Rates by client are not evened out: tau_i is in units of the client's own rate.
     """
 
     card: ClassVar[Card] = Card("FedNova", "Wang et al. 2020", communication="a number up")

@@ -20,7 +20,8 @@ class Scaffold(Method):
 
     So c = sum_i p_i c_i with the weights of Eq. 1, whose optimum is the fixed point. The paper's objective is
     the plain mean over clients, p_i = 1/N: that is `client_weights = "uniform"`. With momentum K lr becomes
-    the sum of the weights of the gradients, so c_i stays a mean gradient.
+    the sum of the weights of the gradients, so c_i stays a mean gradient. With Adam, kept moments or a
+    rate of the head's own, c_i is the plain mean of the gradients: the correction enters the moments too.
     """
 
     eta: float = 1.0
@@ -42,15 +43,16 @@ class Scaffold(Method):
 
     def client_update(self, client: LocalClient) -> Reply:
         """SGD corrected by c - c_i; the new c_i stays here, its change goes to the server."""
-        x, c = client.weights.clone(), client.message["c"]
+        c = client.message["c"]
         c_i = client.state.get("c_i", torch.zeros_like(c))
         shift = c - c_i
 
         def control(weights: Tensor, gradient: Tensor) -> None:
             gradient.add_(shift)
 
-        client.train(self.loss, correction=control)
-        new = (x - client.weights) / client.rate_sum - shift
+        client.train(self.loss, correction=control, average=True)
+        assert client.mean_gradient is not None
+        new = client.mean_gradient - shift
         return client.reply(message={"change": new - c_i}, state={"c_i": new})
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:

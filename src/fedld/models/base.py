@@ -85,6 +85,12 @@ def head_names(model: Model) -> list[str]:
     return [name for name, parameter in model.named_parameters() if id(parameter) in head]
 
 
+def head_block_names(model: Model) -> list[str]:
+    """Names of all parameters of the last block, in the model's order: the head with its hidden layers."""
+    head = {id(p) for name in model.blocks[-1].modules for p in model.get_submodule(name).parameters()}
+    return [name for name, parameter in model.named_parameters() if id(parameter) in head]
+
+
 def beyond_features(network: nn.Module, names: Collection[str]) -> bool:
     """Whether there are such parameters and buffers, and none of them has a part in the features.
 

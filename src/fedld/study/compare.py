@@ -17,7 +17,7 @@ from fedld.methods import METHODS
 from fedld.records.reader import read_object, read_run
 from fedld.records.schema import Event, StudyEntry, StudyIndex
 from fedld.records.writer import dump, write_atomically
-from fedld.registry import find
+from fedld.registry import find, options_of
 from fedld.study.comparison import Comparison, compare_runs
 from fedld.study.grid import Cell, run_grid
 from fedld.study.measures import check_primary
@@ -109,9 +109,11 @@ def _settings_of(method: Any, shared: dict[str, Any], own: dict[str, dict[str, A
 
 
 def for_method(shared: dict[str, Any], name: str, own: dict[str, Any]) -> dict[str, Any]:
-    """Shared settings with a method's own: keys of the experiment, or else options of the method."""
-    experiment = {key: value for key, value in own.items() if key in Experiment.model_fields}
-    options = {key: value for key, value in own.items() if key not in experiment}
+    """Shared settings with a method's own: options of the method, or else keys of the experiment."""
+    known = options_of(METHODS[name]) if name in METHODS else {}
+    in_experiment = {key for key in own if key in Experiment.model_fields and key not in known}
+    experiment = {key: own[key] for key in own if key in in_experiment}
+    options = {key: own[key] for key in own if key not in in_experiment}
     return {**shared, **experiment, "method": {"name": name, **options}}
 
 
