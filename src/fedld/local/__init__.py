@@ -1,4 +1,4 @@
-"""The client side: objectives, samples, and the one SGD loop."""
+"""The client side: objectives, samples, and the one training loop."""
 
 from fedld.local.base import ContextObjective, Objective, as_objective
 from fedld.local.client import LocalClient, Reply, Training
