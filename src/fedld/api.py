@@ -17,6 +17,7 @@ from fedld.engine.loop import Callback
 from fedld.errors import FedLDError
 from fedld.local import Objective
 from fedld.methods import Method
+from fedld.paths import user_path
 from fedld.results import Result, Study
 from fedld.study.compare import plan, run_study
 from fedld.study.grid import Cell, run_cell
@@ -49,6 +50,8 @@ def run(
     writes into a folder that goes with the result; with `resume`, a run that is in `out` is continued by the
     same call. A callback gets the record and the model of every round, and ends the run by returning True.
     """
+    if not isinstance(callbacks, Sequence):
+        raise FedLDError(f"callbacks is a list of functions, not {callbacks!r:.80}")
     for callback in callbacks:
         if not callable(callback):
             raise FedLDError(f"a callback is a function of a round's record and model, not {callback!r}")
@@ -84,9 +87,11 @@ def compare(
 
     A mapping gives the methods the labels of the table. `jobs` runs at a time; default: one per core.
     """
+    if jobs is not None and (not isinstance(jobs, int) or jobs < 0):
+        raise FedLDError(f"jobs is a number of runs at a time, not {jobs!r:.80}")
     parts = {"model": model, "objective": objective, "rule": rule, "metrics": metrics}
     asked = _settings(federation, parts, settings)
-    study = plan(asked, methods, list(seeds), command="fedld.compare(...) in Python", primary=primary)
+    study = plan(asked, methods, seeds, command="fedld.compare(...) in Python", primary=primary)
     with _folder(out) as (path, owned):
         with _watched(study.rounds, f"{len(study.cells)} runs", progress) as watch:
             comparison = run_study(study, path, resume=resume, jobs=jobs, progress=watch)
@@ -128,7 +133,9 @@ def _data_settings(federation: Data) -> dict[str, Any]:
 def _folder(out: str | Path | None) -> Iterator[tuple[Path, TemporaryDirectory[str] | None]]:
     """The run's folder: the user's, or one of its own that goes when nobody holds it any more."""
     if out is not None:
-        yield Path(out), None
+        if not isinstance(out, str | Path):
+            raise FedLDError(f"out is the path of a folder, not {out!r:.80}")
+        yield user_path(out), None
         return
     owned = TemporaryDirectory(prefix="fedld-", ignore_cleanup_errors=True)
     yield Path(owned.name) / "run", owned

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedld.analysis.updates import gram_clients
 from fedld.errors import FedLDError
+from fedld.paths import user_path
 from fedld.records.reader import Run, read
 from fedld.records.schema import Summary
 from fedld.study.report.tables import flatten
@@ -59,7 +60,7 @@ class Frames:
 
 def load(*paths: str | Path) -> Frames:
     """Records of runs and studies as polars data frames (needs the extra `analysis`)."""
-    runs = read([Path(path) for path in paths]).runs
+    runs = read([user_path(path) for path in paths]).runs
     for run in runs:
         for problem in run.problems:
             warnings.warn(f"'{run.path}': {problem}", stacklevel=2)

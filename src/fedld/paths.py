@@ -28,6 +28,14 @@ def user_path(given: str | Path) -> Path:
     return path
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder to write to, with its parents; one that is there already stays."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedLDError(f"cannot write to '{folder}': {error.strerror}") from None
+
+
 def absolute(given: str) -> str:
     """The same path from the root, `~` left for whoever opens it; nothing for nothing.
 

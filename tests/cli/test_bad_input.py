@@ -44,6 +44,7 @@ from fedld.models import build, load_weights
         (["--config", "/nowhere.toml"], "there is no file '/nowhere.toml'"),
         (["--sample-rate", "0"], "sample_rate"),
         (["--dtype", "float8"], "dtype"),
+        (["--set", "metrics=5"], "metrics must be a list or a table, not 5"),
     ],
 )
 def test_settings_that_cannot_be_are_named(refuse, words, expected):
@@ -56,11 +57,17 @@ def test_a_pipe_is_neither_data_nor_settings(refuse, tmp_path):
     assert "no file of settings" in refuse("run", "--config", str(tmp_path / "pipe"))
 
 
+def test_a_file_of_settings_with_a_number_of_metrics(refuse, tmp_path):
+    (tmp_path / "settings.toml").write_text("metrics = 5")
+    assert "metrics must be a list" in refuse("run", "--config", str(tmp_path / "settings.toml"))
+
+
 def test_keys_and_demos_stay_in_their_folder(refuse, tmp_path):
     pytest.importorskip("flwr")
     (tmp_path / "file").write_text("")
     assert "é" in refuse("server", "certificates", "--host", "é", "--out", "certificates")
     assert "../x" in refuse("site", "key", "--name", "../x", "--out", "keys")
+    assert "a site's name has" in refuse("site", "key", "--name", "a\n", "--out", "keys")
     assert "file" in refuse("site", "key", "--name", "alpha", "--out", str(tmp_path / "file"))
     assert "file" in refuse("site", "demo", "--dataset", "digits", "--out", str(tmp_path / "file"))
 

@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from PIL import Image
 
 from fedld.data import DataSpec, load
 from fedld.data.datasets import open_table
+from fedld.data.folder import name_patients
 from fedld.data.medical import read_dicom, read_nifti
 from fedld.data.pixels import read_image
 from fedld.errors import FedLDError
@@ -150,3 +152,9 @@ def test_pictures_in_two_places_are_reported(tmp_path):
         "1 different images are held by more than one client",
         "5 patients have images in training and test, the first is '0'",
     )
+
+
+def test_a_pattern_that_does_not_end_is_stopped(monkeypatch):
+    monkeypatch.setattr("fedld.data.folder.SECONDS", 1)
+    with pytest.raises(FedLDError, match=r"is not done with 1 names after 1 s"):
+        name_patients([Path(f"{'a' * 60}.png")], r"^((a+)+)+\.jpeg$")

@@ -234,3 +234,29 @@ def test_a_model_without_a_finite_loss_is_not_called_safe(small, tmp_path):
         "round_00001.json",
         "round_00001.safetensors",
     ]
+
+
+def _kept(path: Path) -> list[str]:
+    return sorted(file.name for file in path.iterdir())
+
+
+def test_a_finished_run_keeps_what_extending_needs(original, tmp_path):
+    """Two checkpoints and all their states filled 60 GB of the evidence."""
+    path = Path(shutil.copytree(original / "whole", tmp_path / "run"))
+    assert _kept(path / "checkpoints") == ["round_00003.json", "round_00003.safetensors"]
+    assert {name.split(".")[2] for name in _kept(path / "states")} == {"round_00003"}
+    assert resume(path, rounds=4)["rounds"] == 4
+
+
+def test_more_checkpoints_are_kept_if_asked(small, tmp_path):
+    run(small(rounds=4, keep_checkpoints=3, clients=2), tmp_path / "run")
+    kept = [name for name in _kept(tmp_path / "run/checkpoints") if name.endswith("json")]
+    assert kept == ["round_00002.json", "round_00003.json", "round_00004.json"]
+
+
+def test_what_a_kill_during_a_removal_left_goes_with_the_next_one(stopped):
+    """The small file of a checkpoint goes first, so the large one was left for good."""
+    for name in ("round_00000.safetensors", "round_00007.json.tmp"):
+        (stopped / "checkpoints" / name).write_bytes(b"left")
+    resume(stopped)
+    assert _kept(stopped / "checkpoints") == ["round_00003.json", "round_00003.safetensors"]

@@ -34,7 +34,7 @@ from fedld.engine.backends.flower.server import FlowerEngine
 from fedld.engine.backends.flower.simulation import export, virtual_sites
 from fedld.engine.backends.flower.sites import Sites, content_of
 from fedld.engine.backends.flower.submit import _follow, flower_defaults
-from fedld.engine.backends.flower.wire import Answer, Order, Question, pack, size, tree, unpack
+from fedld.engine.backends.flower.wire import Answer, Order, Question, pack, site_name, size, tree, unpack
 from fedld.engine.checkpoint import load_checkpoint
 from fedld.engine.jobs import Failure
 from fedld.engine.saved import load_model
@@ -778,3 +778,9 @@ def test_a_coded_update_of_another_form_is_refused(grid, digits, tmp_path):
     grid.spoil["beta"] = other
     excluded = go(grid, digits, tmp_path, transform=["quantise:8"])
     assert excluded["beta"] == "its update has another form than the run's transforms make"
+
+
+@pytest.mark.parametrize("name", ["a\n", "a\nb", "", "a/b", "-a"])
+def test_a_sites_name_has_no_newline(name):
+    with pytest.raises(FedLDError, match="a site's name has letters"):
+        site_name(name)

@@ -104,3 +104,17 @@ def test_bad_input_is_one_sentence(done, tmp_path):
     (copy / "summary.json").unlink()
     with pytest.raises(FedLDError, match="unfinished"):
         make_card(copy)
+
+
+def test_names_are_no_html(data, tmp_path):
+    """A class or site called <img src=...> was one in card.md."""
+    evil = "<img src=x onerror=alert(1)>"
+    with np.load(data) as archive:
+        arrays = dict(archive) | {"classes": np.array(["healthy", evil])}
+    arrays["site"] = np.where(arrays["site"] == "c", evil, "other")
+    np.savez(tmp_path / "evil.npz", **arrays)
+    run(make_experiment(TINY | {"dataset": f"npz:{tmp_path / 'evil.npz'}"}), tmp_path / "run")
+    make_card(tmp_path / "run").write(tmp_path)
+    text = (tmp_path / "card.md").read_text()
+    assert "<img" not in text
+    assert text.count("&lt;img src=x") >= 3

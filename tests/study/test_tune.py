@@ -168,3 +168,13 @@ def test_the_command(tmp_path):
     assert answer.exit_code == 0, answer.output or answer.exception
     trials = json.loads(answer.stdout)["trials"]
     assert [set(trial["values"]) for trial in trials] == [set(), {"lr", "mu"}]
+
+
+def test_a_folder_that_cannot_be_written_to_fails_once(tmp_path):
+    """It failed 500 times in a minute."""
+    (tmp_path / "file").write_text("mine")
+    told = []
+    with pytest.raises(FedLDError, match=r"cannot write to .*file"):
+        tune(SETTINGS, tmp_path / "file", minutes=1, progress=told.append)
+    assert told == []
+    assert (tmp_path / "file").read_text() == "mine"

@@ -1,6 +1,6 @@
 """What a user gave, checked before any work: every mistake is one sentence that names the thing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from fedld.errors import FedLDError, nearest
 EXACT_CLIENTS, EXACT_WORK = 100, 10**11  # beyond both, in clients m and in m^2 d, Gram matrices are sketched
 
 
+WANTED = "updates must be a matrix, a list of state dicts, a list of files or a source"
+
+
 def as_rule(rule: str | Rule, options: Mapping[str, Any]) -> Rule:
     """A rule by name with its options, or a rule as it is."""
     if isinstance(rule, str):
@@ -27,9 +30,13 @@ def as_rule(rule: str | Rule, options: Mapping[str, Any]) -> Rule:
 
 def as_names(updates: Any, clients: Sequence[str] | None) -> list[str]:
     """The clients' names: numbers if none are given."""
+    if not isinstance(updates, Source) and not hasattr(updates, "__len__"):
+        raise FedLDError(f"{WANTED}, not {type(updates).__name__}")
     m = updates.clients if isinstance(updates, Source) else len(updates)
     if m == 0:
         raise FedLDError("there are no updates to aggregate")
+    if clients is not None and not isinstance(clients, Iterable):
+        raise FedLDError(f"clients are names, one for each update, not {clients!r:.80}")
     names = [str(i) for i in range(m)] if clients is None else [str(name) for name in clients]
     if len(names) != m:
         raise FedLDError(f"{len(names)} client names for {m} updates")
@@ -50,14 +57,17 @@ def as_source(updates: Any, tensors: Sequence[tuple[str, int]] | None, names: Se
         return state_source(updates, names)
     if all(isinstance(path, str | Path) for path in updates):
         return file_source(updates)
-    raise FedLDError("updates must be a matrix, a list of state dicts, a list of files or a source")
+    raise FedLDError(WANTED)
 
 
 def as_weights(sizes: Sequence[float], weights: str, names: Sequence[str]) -> Array:
     """p: shares of the samples, or equal."""
     if weights not in ("size", "uniform"):
         raise FedLDError(f"weights = {weights!r} is not valid: {nearest(str(weights), ['size', 'uniform'])}")
-    n = np.asarray(sizes, dtype=np.float64)
+    try:
+        n = np.asarray(sizes, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise FedLDError(f"sizes are numbers, one for each update, not {sizes!r:.80}") from None
     if n.shape != (len(names),):
         raise FedLDError(f"{n.size} sizes for {len(names)} updates")
     for name, size in zip(names, n, strict=True):

@@ -203,6 +203,9 @@ class Experiment(BaseModel):
     device: Literal["cpu", "cuda"] = setting("run", "cpu", "cpu or cuda")
     compile: bool = setting("run", False, "compile the network with torch")
     checkpoint_every: Count = setting("run", 1, "rounds between checkpoints")
+    keep_checkpoints: Count | None = setting(
+        "run", None, "last checkpoints to keep; default: 2 during the run, 1 when it is finished"
+    )
     on_client_failure: Literal["retry", "skip", "stop"] = setting("run", "retry", "retry, skip or stop")
     min_clients: Count | Literal["all"] = setting(
         "run", 1, "fewer usable replies than this end the run; all: of everybody drawn"

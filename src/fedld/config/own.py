@@ -77,7 +77,7 @@ def import_typed(settings: Mapping[str, Any], typed: Collection[str]) -> dict[st
     for kind in KINDS:
         given = settings.get(kind)
         if kind in LISTS:
-            listed = [given] if isinstance(given, str) else given or []
+            listed = [given] if isinstance(given, str) else given if isinstance(given, list) else []
             asked = [name for name in listed if isinstance(name, str)]
             result |= {kind: [_take(name, typed, LISTS[kind], {}) for name in asked]} if asked else {}
             continue

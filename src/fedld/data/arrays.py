@@ -3,7 +3,7 @@
 Pictures of uint8 are normalised like those of any dataset; floats are given to the model as they are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedld.data.federation import Federation, Pair
+from fedld.data.npz import MOST_CLASSES
 from fedld.data.table import Table, cached, fingerprint, write_table
 from fedld.errors import FedLDError
 from fedld.paths import cache_root
@@ -32,6 +33,9 @@ def federation_from_arrays(
         parts[""] = _checked("the test set", test)
     _check_alike(parts)
     samples = np.concatenate([x for x, _ in parts.values()])
+    words = {y.dtype.kind in "US" for _, y in parts.values()}
+    if len(words) > 1:
+        raise FedLDError("some clients' labels are words and others' are numbers")
     labels, names = _classes(np.concatenate([y for _, y in parts.values()]), classes)
     sites = np.repeat(list(parts), [len(y) for _, y in parts.values()])
     split = np.where(sites == "", "test", "train" if test is not None else "draw")
@@ -88,7 +92,9 @@ def _checked(what: str, pair: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise FedLDError(f"{what} is not a (samples, labels) pair")
     x, y = np.asarray(pair[0]), np.asarray(pair[1])
-    if len(x) != len(y) or y.ndim != 1:
+    if x.ndim == 0:
+        raise FedLDError(f"{what} has {pair[0]!r:.80} for samples")
+    if y.ndim != 1 or len(x) != len(y):
         raise FedLDError(f"{what} has {len(x)} samples and labels of shape {y.shape}")
     if not len(y):
         raise FedLDError(f"{what} has no samples")
@@ -116,19 +122,35 @@ def _classes(
     labels: NDArray[Any], classes: Sequence[str] | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Labels as numbers from 0, and the names of the classes."""
+    given = _class_names(classes)
     if labels.dtype.kind in "US":
-        names = tuple(classes) if classes else tuple(sorted(map(str, set(labels))))
+        names = given or tuple(sorted(map(str, set(labels))))
         unknown = sorted(set(map(str, labels)) - set(names))
         if unknown:
             raise FedLDError(f"label '{unknown[0]}' is not one of the classes {', '.join(names)}")
         return np.array([names.index(str(label)) for label in labels], np.int64), names
     if labels.dtype.kind not in "iub" or labels.min() < 0:
-        raise FedLDError(f"labels are whole numbers from 0 or words, not {labels.dtype} from {labels.min()}")
+        least = f" from {labels.min()}" if labels.dtype.kind in "iuf" else ""
+        raise FedLDError(f"labels are whole numbers from 0 or words, not {labels.dtype}{least}")
     count = max(int(labels.max()) + 1, 2)
-    names = tuple(classes) if classes else tuple(map(str, range(count)))
+    if count > MOST_CLASSES:
+        raise FedLDError(f"there is a label {count - 1}: labels count from 0, {MOST_CLASSES} are the most")
+    names = given or tuple(map(str, range(count)))
     if len(names) < count:
         raise FedLDError(f"there is a label {count - 1}, but only {len(names)} classes are named")
     return labels.astype(np.int64), names
+
+
+def _class_names(classes: Sequence[str] | None) -> tuple[str, ...]:
+    """The names that were given, each once; none where none were."""
+    if classes is None:
+        return ()
+    if isinstance(classes, str) or not isinstance(classes, Iterable):
+        raise FedLDError(f"classes is a list of names, not {classes!r:.80}")
+    names = tuple(classes)
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise FedLDError(f"classes are different names, not {list(names)!r:.80}")
+    return names
 
 
 def _write(

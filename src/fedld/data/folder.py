@@ -4,8 +4,11 @@ Class folders (PATH/CLASS/image), or site and class folders (PATH/SITE/CLASS/ima
 named train and test give the split. Any file that Pillow reads, DICOM files and NIfTI slices.
 """
 
+import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +24,14 @@ from fedld.errors import FedLDError
 from fedld.paths import user_path
 
 SIZE = 96
+SECONDS = 20
+"""Time that a pattern of patients may take for all names."""
+SEARCH = """
+import json, re, sys
+pattern, names = json.load(sys.stdin)
+found = [re.search(pattern, name) for name in names]
+json.dump([match[1] or "" if match and match.groups() else "" for match in found], sys.stdout)
+"""
 Row = tuple[str, str, str, Path]  # split, site, class, file
 
 
@@ -61,14 +72,34 @@ def name_patients(files: list[Path], pattern: str | None) -> dict[str, Text]:
     if pattern is None:
         return {}
     try:
-        search = re.compile(pattern).search
-    except re.error as error:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
         raise FedLDError(f"The pattern '{pattern}' of patients is none: {error}.") from None
-    found = [search(file.name) for file in files]
-    for file, match in zip(files, found, strict=True):
-        if match is None or not match.groups() or not match[1]:
+    found = _first_groups(pattern, [file.name for file in files])
+    for file, patient in zip(files, found, strict=True):
+        if not patient:
             raise FedLDError(f"The pattern '{pattern}' finds no patient in the name of {file}.")
-    return {"patient": np.array([match[1] for match in found if match])}
+    return {"patient": np.array(found)}
+
+
+def _first_groups(pattern: str, names: list[str]) -> list[str]:
+    """What the first group of a pattern finds in every name, in a process that can be stopped.
+
+    Some patterns, such as `(a+)+b`, take longer than anybody lives on the wrong name.
+    """
+    command = [sys.executable, "-I", "-c", SEARCH]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps([pattern, names]), text=True, capture_output=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise FedLDError(
+            f"The pattern '{pattern}' of patients is not done with {len(names)} names after {SECONDS} s."
+        ) from None
+    if done.returncode:
+        raise FedLDError(f"The pattern '{pattern}' of patients failed: {done.stderr.strip()[-200:]!r}.")
+    found: list[str] = json.loads(done.stdout)
+    return found
 
 
 def list_images(path: Path) -> tuple[list[Row], tuple[str, ...]]:

@@ -17,6 +17,10 @@ from fedld.records.vouched import read_vouched, write_vouched
 from fedld.records.writer import Extent, dump, write_atomically
 
 KEPT = 2
+"""Checkpoints of a run that is under way: the newest may be of a model without a finite loss."""
+KEPT_FINISHED = 1
+"""Checkpoints of a finished run: what extending it, or making its model again, goes on from."""
+TENSORS = re.compile(r"round_\d{5,9}\.safetensors")
 
 
 class Pending(TypedDict):
@@ -39,7 +43,7 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Tensors first, then the small file that makes them count, then the oldest goes."""
+    """Tensors first, then the small file that makes them count."""
     folder.mkdir(exist_ok=True)
     server = checkpoint.server
     tensors: Tree = {"weights": server.weights, **{f"extra.{k}": v for k, v in server.extra.items()}}
@@ -54,8 +58,18 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "seconds": checkpoint.seconds,
     }
     write_vouched(_facts(folder, checkpoint.round), dump(facts).encode() + b"\n")
-    for old in _rounds(folder)[:-KEPT]:
+
+
+def keep_newest(folder: Path, count: int) -> None:
+    """Delete all but the newest checkpoints, and what a kill during such a deletion has left."""
+    for old in _rounds(folder)[:-count]:
         drop_checkpoint(folder, old)
+    kept = {_tensors(folder, round_) for round_ in _rounds(folder)}
+    for file in folder.glob("round_*.safetensors"):
+        if TENSORS.fullmatch(file.name) and file not in kept:
+            file.unlink(missing_ok=True)
+    for aside in folder.glob("round_*.tmp"):
+        aside.unlink(missing_ok=True)
 
 
 def newest_round(folder: Path) -> int:

@@ -16,7 +16,16 @@ from fedld.config.experiment import Experiment, make_experiment, read_toml
 from fedld.engine.backends.processes import tune_process
 from fedld.engine.backends.shared import allocate
 from fedld.engine.best import keep_best
-from fedld.engine.checkpoint import Checkpoint, Pending, drop_checkpoint, kept_states, save_checkpoint
+from fedld.engine.checkpoint import (
+    KEPT,
+    KEPT_FINISHED,
+    Checkpoint,
+    Pending,
+    drop_checkpoint,
+    keep_newest,
+    kept_states,
+    save_checkpoint,
+)
 from fedld.engine.environment import changed, environment
 from fedld.engine.exchange import Exchange, Progress, RunState
 from fedld.engine.finish import finish, model_file
@@ -152,6 +161,7 @@ class RoundLoop:
                     assert self.pending is not None
                     calibrate(self.exchange, self.pending["line"])
                 self._advance([])
+            self._keep_checkpoints(experiment.keep_checkpoints or KEPT_FINISHED)
             return finish(self.exchange, self.provenance, self.seconds)
         except KeyboardInterrupt:
             hint = f"continue with: {self.exchange.again}"
@@ -238,5 +248,11 @@ class RoundLoop:
         save_checkpoint(
             folder, Checkpoint(round_, self.state.server, states, self.pending, records, self.seconds)
         )
-        if any(states.values()):
+        self._keep_checkpoints(max(KEPT, experiment.keep_checkpoints or KEPT))
+
+    def _keep_checkpoints(self, count: int) -> None:
+        """Delete older checkpoints and the states that only they refer to."""
+        folder = self.directory.path / "checkpoints"
+        keep_newest(folder, count)
+        if any(self.state.state_rounds.values()):
             StateStore(self.setup.states).prune(kept_states(folder))

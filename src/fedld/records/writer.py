@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, TypedDict
 
 from fedld.errors import FedLDError
+from fedld.paths import make_folder
 from fedld.records.chain import last_digest, sealed, split
 from fedld.records.schema import FAILED, FILES, Environment, L, RecordFile, Summary
 
@@ -97,8 +98,8 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        make_folder(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
             self._lock = (path / ".lock").open("w")
         except OSError as error:
             raise FedLDError(f"cannot write to '{path}': {error.strerror}") from None

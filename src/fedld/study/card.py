@@ -15,7 +15,7 @@ from fedld.records.reader import Run, clean, read_object, read_run
 from fedld.records.schema import Summary, Which
 from fedld.records.table import read_predictions
 from fedld.records.writer import dump, write_atomically
-from fedld.study.formats import markdown
+from fedld.study.formats import markdown, without_html
 from fedld.study.sites import measured_at_sites, site_results
 
 FEW = 50
@@ -82,7 +82,8 @@ class ModelCard:
             ("How to use it", self._use()),
         ]
         text = [[f"## {head}", ""] if head else [] for head, _ in parts]
-        return "\n\n".join("\n".join([*text[k], *lines]) for k, (_, lines) in enumerate(parts)) + "\n"
+        told = "\n\n".join("\n".join([*text[k], *lines]) for k, (_, lines) in enumerate(parts))
+        return without_html(told) + "\n"
 
     def write(self, folder: Path) -> None:
         """card.md and card.json."""

@@ -2,18 +2,21 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
+
 from fedld.config.experiment import Experiment, make_experiment, parse_toml
 from fedld.config.own import name_values
 from fedld.config.resolve import make_metrics
 from fedld.errors import FedLDError
 from fedld.methods import METHODS
+from fedld.paths import make_folder
 from fedld.records.reader import read_object, read_run
 from fedld.records.schema import Event, StudyEntry, StudyIndex
 from fedld.records.writer import dump, write_atomically
@@ -66,7 +69,7 @@ class StudyPlan:
 def plan(
     settings: dict[str, Any],
     methods: Sequence[Any] | Mapping[str, Any],
-    seeds: list[int],
+    seeds: Sequence[int],
     *,
     command: str,
     primary: str = "accuracy",
@@ -75,9 +78,15 @@ def plan(
 
     Methods are names, tables of a name and options, or values; a mapping says under which labels.
     """
+    if isinstance(methods, str) or not isinstance(methods, Mapping | Sequence):
+        raise FedLDError(f"methods is a list of methods, or a table of them by label, not {methods!r:.80}")
     labelled = methods if isinstance(methods, Mapping) else {_label(method): method for method in methods}
+    for label in labelled:
+        if not isinstance(label, str) or not label:
+            raise FedLDError(f"a method's label in the table is a word, not {label!r:.80}")
     if not labelled or len(labelled) < len(methods):
         raise FedLDError(f"name at least one method, and each once, not '{','.join(map(_label, methods))}'")
+    seeds = check_seeds(seeds)
     own = {name: settings[name] for name in settings if name in METHODS}
     shared = {key: value for key, value in settings.items() if key not in METHODS}
     shared.setdefault("workers", 0)
@@ -90,6 +99,17 @@ def plan(
     title = f"{', '.join(labelled)} on {cells[0][1].dataset}"
     further = make_metrics(cells[0][1])
     return StudyPlan(title, command, baseline, cells, check_primary(primary, further))
+
+
+def check_seeds(seeds: Any) -> list[int]:
+    """Seeds that are different whole numbers, not negative."""
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise FedLDError(f"seeds is a list of whole numbers, not {seeds!r:.80}")
+    found = list(seeds)
+    whole = [int(seed) for seed in found if isinstance(seed, int | np.integer) and seed is not True]
+    if not whole or len(set(whole)) < len(found) or min(whole) < 0:
+        raise FedLDError(f"seeds must be whole numbers, different and not negative, not {found!r:.80}")
+    return whole
 
 
 def _label(method: Any) -> str:
@@ -195,16 +215,9 @@ def open_study(study: StudyPlan, out: Path, *, resume: bool) -> list[Cell]:
     if (out / "config.toml").exists():
         raise FedLDError(f"'{out}' holds a run: choose another --out")
     if not index.exists():
-        _make(out)
+        make_folder(out)
         write_atomically(index, dump(study.to_json()).encode())
     return study.placed(out)
-
-
-def _make(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FedLDError(f"cannot write to '{out}': {error.strerror}") from None
 
 
 def _path(label: str, experiment: Experiment) -> Path:

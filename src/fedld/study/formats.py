@@ -29,6 +29,19 @@ def markdown(rows: Rows) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
+def without_html(text: str) -> str:
+    """Markdown in which no name can be HTML; blocks of code stay as they are.
+
+    >>> without_html("a <b>\n```\nx < y\n```")
+    'a &lt;b>\n```\nx < y\n```'
+    """
+    lines, code = [], False
+    for line in text.split("\n"):
+        code ^= line.startswith("```")
+        lines.append(line if code else line.replace("&", "&amp;").replace("<", "&lt;"))
+    return "\n".join(lines)
+
+
 def latex(rows: Rows, comment: str = "") -> str:
     """A tabular, with a comment on where it comes from."""
     head, *body = ([_tex(cell) for cell in row] for row in rows)

@@ -13,6 +13,7 @@ from fedld.config.experiment import Experiment, assign, make_experiment
 from fedld.config.resolve import describe_objective, make_method, make_metrics
 from fedld.engine import loop
 from fedld.errors import FedLDError, nearest
+from fedld.paths import make_folder
 from fedld.records.reader import Run, read_run
 from fedld.records.writer import write_atomically
 from fedld.registry import options_of
@@ -185,6 +186,7 @@ def tune(
     less = primary in metrics and metrics[primary].better == "less"
     if (out / "trials").exists() and not resume:
         raise FedLDError(f"'{out}' already holds a search: choose another --out, or finish it with --resume")
+    make_folder(out / "trials")  # what cannot be written to fails once, before the first trial
 
     def objective(choice: Any) -> float:
         asked = grid or choice.number

@@ -119,8 +119,9 @@ class Answer(Part):
 
 def site_name(name: str) -> str:
     """A site's name, checked."""
-    if not re.match(NAME, name):
-        raise FedLDError(f"a site's name has letters, digits, '.', '_' and '-' only, unlike '{name}'")
+    if not re.fullmatch(NAME, name):  # re.match would take a newline at the end
+        unlike = printable(name, 80)
+        raise FedLDError(f"a site's name has letters, digits, '.', '_' and '-' only, unlike '{unlike}'")
     return name
 
 
