@@ -1,0 +1,64 @@
+"""A site's privacy budget over all its runs: written down before noise is added, never exceeded."""
+
+from pathlib import Path
+
+from fedld.errors import FedLDError
+from fedld.privacy.accounting import NoisySteps, epsilon_of
+from fedld.privacy.lines import LockedLines
+
+
+class BudgetLedger:
+    """What a site's records have been used for, as lines of JSON in a file that only grows.
+
+    Steps are entered before they are taken, so a crash counts them and never forgets them. Runs on the same
+    records compose; the sum over all of them is what the budget bounds.
+
+    Args:
+        file: where it lies; made if absent.
+        epsilon: the budget.
+        delta: at which epsilon is counted.
+    """
+
+    def __init__(self, file: Path, epsilon: float, delta: float) -> None:
+        if not epsilon > 0 or not 0 < delta < 1:
+            raise FedLDError(
+                f"a privacy budget needs epsilon > 0 and 0 < delta < 1, not {epsilon:g}, {delta:g}"
+            )
+        self.epsilon = epsilon
+        self.delta = delta
+        self._lines = LockedLines(file, "the ledger of the privacy budget")
+
+    def spend(self, run: str, steps: NoisySteps) -> float:
+        """Enter steps that are about to be taken, and tell what all together then cost.
+
+        Args:
+            run: which run they belong to.
+            steps: the steps of a round.
+
+        Raises:
+            FedLDError: the budget does not suffice, and nothing is entered; or the ledger cannot be used.
+        """
+        with self._lines.locked() as lines:
+            cost = epsilon_of([*self._entered(), steps], self.delta)
+            if cost > self.epsilon:
+                raise FedLDError(
+                    f"the privacy budget of this site is epsilon {self.epsilon:g} (delta {self.delta:g}); "
+                    f"with {steps.steps} more steps it would be {cost:.4g}, so the run stops here"
+                )
+            lines.append({"run": run, "noise": steps.noise, "rate": steps.rate, "steps": steps.steps})
+        return cost
+
+    def spent(self, run: str | None = None) -> float:
+        """Epsilon of all that was entered, or of one run."""
+        with self._lines.locked():
+            return epsilon_of(self._entered(run), self.delta)
+
+    def _entered(self, run: str | None = None) -> list[NoisySteps]:
+        try:
+            return [
+                NoisySteps(float(entry["noise"]), float(entry["rate"]), int(entry["steps"]))
+                for entry in self._lines.entries
+                if run is None or entry["run"] == run
+            ]
+        except (KeyError, TypeError, ValueError):
+            raise FedLDError(f"the ledger of the privacy budget '{self._lines.file}' is damaged") from None
