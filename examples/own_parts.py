@@ -59,7 +59,7 @@ def sites():
 if __name__ == "__main__":
     parts = {"model": Net, "objective": smoothed, "metrics": [top2], "rounds": 6, "lr": 0.2, "decompose": 3}
     result = fedld.run(Careful(part=0.5), sites(), **parts)
-    print(result, result.rounds[-1]["metrics"], result.decomposition[-1], sep="\n")
+    print(result, result.rounds[-1]["test"], result.decomposition[-1], sep="\n")
     print(result.model(torch.zeros(1, 8)))
     study = fedld.compare(["fedavg", Careful()], sites(), seeds=range(2), **parts)
     print(*study.table, study.verdict, sep="\n")

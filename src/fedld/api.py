@@ -76,7 +76,7 @@ def compare(
     objective: Named | Objective | Callable[..., Any] | None = None,
     rule: Named | Rule | type[Rule] | None = None,
     metrics: Sequence[str | Metric | Callable[..., Any]] = (),
-    primary: str = "accuracy",
+    primary: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     jobs: int | None = None,

@@ -4,17 +4,15 @@ Every frame starts with the columns run, label, method and seed, so frames of a 
 """
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedld.analysis.updates import gram_clients
 from fedld.errors import FedLDError
 from fedld.paths import user_path
+from fedld.records.flat import flat_client, flat_round, flat_summary, flatten, gram_clients
 from fedld.records.reader import Run, read
-from fedld.records.schema import Summary
-from fedld.study.report.tables import flatten
 
 if TYPE_CHECKING:
     import polars as pl
@@ -30,6 +28,7 @@ class Frames:
     runs        one row per run: settings and final results
     rounds      one row per round: accuracy, loss, terms, traffic, time
     clients     one row per round and client
+    tests       one row per round, client and measure: the global model on the client's own test set
     labels      one row per client and class
     cross_loss  one row per round, model and data: L_j(w_i)
     cosines     one row per round and pair of clients: cosine of their updates
@@ -38,6 +37,7 @@ class Frames:
     runs: "pl.DataFrame"
     rounds: "pl.DataFrame"
     clients: "pl.DataFrame"
+    tests: "pl.DataFrame"
     labels: "pl.DataFrame"
     cross_loss: "pl.DataFrame"
     cosines: "pl.DataFrame"
@@ -66,8 +66,9 @@ def load(*paths: str | Path) -> Frames:
             warnings.warn(f"'{run.path}': {problem}", stacklevel=2)
     return Frames(
         runs=_frame(_run(run) for run in runs),
-        rounds=_frame(_plain(run, line) for run in runs for line in run.rounds.lines),
-        clients=_frame(_plain(run, line) for run in runs for line in run.clients.lines),
+        rounds=_frame(_key(run) | flat_round(line) for run in runs for line in run.rounds.lines),
+        clients=_frame(_key(run) | flat_client(line) for run in runs for line in run.clients.lines),
+        tests=_frame(row for run in runs for row in _tests(run)),
         labels=_frame(row for run in runs for row in _labels(run)),
         cross_loss=_frame(row for run in runs for row in _cross(run)),
         cosines=_frame(row for run in runs for row in _cosines(run)),
@@ -90,17 +91,15 @@ def _key(run: Run) -> Row:
 
 def _run(run: Run) -> Row:
     settings = {f"setting.{key}": value for key, value in flatten(run.config).items()}
-    results = {key: value for key, value in _facts(run.summary) if not isinstance(value, dict | list)}
+    results = flat_summary(run.summary) if run.summary else {}
     return _key(run) | {"finished": run.finished} | results | settings | _key(run)
 
 
-def _facts(summary: Summary | None) -> list[tuple[str, object]]:
-    return list(summary.items()) if summary else []
-
-
-def _plain(run: Run, line: Mapping[str, object]) -> Row:
-    """Numbers and names of a line; lists and tables have frames of their own."""
-    return _key(run) | {key: value for key, value in line.items() if not isinstance(value, dict | list)}
+def _tests(run: Run) -> Iterable[Row]:
+    for line in run.rounds.lines:
+        for client, scores in (line.get("client_tests") or {}).items():
+            for name, value in scores.items():
+                yield _key(run) | {"round": line["round"], "client": client, "measure": name, "value": value}
 
 
 def _labels(run: Run) -> Iterable[Row]:

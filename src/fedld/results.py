@@ -19,6 +19,7 @@ from fedld.config.resolve import make_federation, make_method
 from fedld.engine.network import loaded, normalised
 from fedld.errors import FedLDError
 from fedld.models.files import read_model
+from fedld.records.flat import flat_summary, headline
 from fedld.records.reader import Run, read_run
 from fedld.records.schema import ClientLine, RoundLine, Summary
 from fedld.study.comparison import Comparison
@@ -88,20 +89,17 @@ class Result:
 
     def __repr__(self) -> str:
         s = self.summary
-        accuracy = s.get("final_accuracy", s.get("personal_final_accuracy"))
-        reached = "" if accuracy is None else f", accuracy {accuracy:.4f}"
-        return (
-            f"<fedld.Result {self.label} on {s['dataset']}: {s['rounds']} rounds{reached}, seed {s['seed']}>"
-        )
+        reached = f"{s['rounds']} rounds, {headline(s)}, seed {s['seed']}"
+        return f"<fedld.Result {self.label} on {s['dataset']}: {reached}>"
 
     def _repr_html_(self) -> str:
         from fedld.study.report.chart import looks
         from fedld.study.report.curves import measure_chart
 
-        chart = measure_chart([self._run], "accuracy", looks([self.label]))
+        chart = measure_chart([self._run], next(iter(self._run.measures.values())), looks([self.label]))
         facts = [
             [name.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else str(value)]
-            for name, value in self.summary.items()
+            for name, value in flat_summary(self.summary).items()
             if isinstance(value, int | float) and name.startswith(("final", "rounds", "clients", "seconds"))
         ]
         title = f"<p><b>{escape(self.label)}</b> on {escape(self.summary['dataset'])}</p>"
@@ -141,7 +139,7 @@ class Study:
         from fedld.study.report.curves import measure_chart
 
         labels = [standing.label for standing in self.comparison.standings]
-        chart = measure_chart(self.comparison.runs, "accuracy", looks(labels))
+        chart = measure_chart(self.comparison.runs, self.comparison.shown, looks(labels))
         notes = "".join(f"<li>{escape(line)}</li>" for line in self.comparison.warnings)
         said = f"<p><b>{escape(self.verdict)}.</b></p><ul>{notes}</ul>"
         return said + _table(self.table, head=True) + (_picture(chart.figure) if chart else "")

@@ -14,8 +14,7 @@ import fedld
 from fedld import Federation, FedLDError
 from fedld.records.schema import ROUNDS
 from fedld.records.writer import read_lines
-from fedld.study.measures import MEASURES
-from fedld.tasks import Classification, as_metric
+from fedld.tasks import as_metric
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SETTINGS = {"rounds": 2, "lr": 0.2, "batch_size": 40, "workers": 0}
@@ -40,12 +39,12 @@ def test_values_go_in_and_a_result_comes_out(parts, given, tmp_path):
     result = fedld.run(parts.Careful(part=0.5), parts.sites(), decompose=1, out=tmp_path / "run", **given)
     assert [line["round"] for line in result.rounds] == [1, 2]
     assert {line["client"] for line in result.clients} == {"paris", "lyon", "nice"}
-    assert set(result.rounds[-1]["metrics"]) == {"top2", "kappa"}
+    assert {"top2", "kappa"} <= set(result.rounds[-1]["test"])
     last = result.decomposition[-1]
     assert last["local"] + last["shift"] + last["aggregation"] == pytest.approx(last["global"])
     images, labels = parts.hospital(4, 0.0)
     hits = result.model(torch.from_numpy(images).float()).argmax(1).numpy() == labels
-    assert hits.mean() == pytest.approx(result.summary["final_accuracy"])
+    assert hits.mean() == pytest.approx(result.summary["test"]["final"]["accuracy"])
     assert repr(result).startswith("<fedld.Result Careful on hospitals: 2 rounds")
     assert "data:image/png" in result._repr_html_()
     assert result.diagnosis.verdict
@@ -75,7 +74,7 @@ def test_import_paths_with_two_workers_give_the_same_bits(parts, given, tmp_path
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[key], theirs[key]) for key in mine)
     again = read_lines(tmp_path / "paths", ROUNDS)
-    assert [line["metrics"] for line in again] == [line["metrics"] for line in here.rounds]
+    assert [line["test"] for line in again] == [line["test"] for line in here.rounds]
 
 
 def cli():
@@ -98,7 +97,7 @@ def test_a_stopped_run_goes_on_with_the_same_values(parts, given, tmp_path):
     answer = CliRunner().invoke(cli(), ["run", "--resume", str(tmp_path / "part")])
     assert "files may not import code" in str(answer.exception)
     again = fedld.run(parts.Careful, parts.sites(), out=tmp_path / "part", resume=True, **given)
-    assert again.summary["final_loss"] == whole.summary["final_loss"]
+    assert again.summary["test"]["final"]["loss"] == whole.summary["test"]["final"]["loss"]
     with pytest.raises(FedLDError, match="other settings"):
         fedld.run(parts.Careful(part=0.1), parts.sites(), out=tmp_path / "part", resume=True, **given)
 
@@ -155,13 +154,13 @@ def test_an_own_metric_decides_a_study(parts, given, tmp_path):
     head, fedavg, _ = study.table
     assert head[1] == "sums"
     assert "top2" in head
-    value = study.results["fedavg", 0].rounds[-1]["metrics"]["sums"]
-    assert study.results["fedavg", 0].summary["final_metrics"]["sums"] == value
+    value = study.results["fedavg", 0].rounds[-1]["test"]["sums"]
+    assert study.results["fedavg", 0].summary["test"]["final"]["sums"] == value
     assert fedavg[1] == f"{value:.4f}"
-    both = [study.results[key].rounds[-1]["metrics"]["sums"] for key in study.results]
+    both = [study.results[key].rounds[-1]["test"]["sums"] for key in study.results]
     assert study.comparison.winner.values["sums"][0] == min(both)  # not the method that learns nothing
     assert "of sums" in study.verdict
-    assert study.comparison.to_json()["rows"][0]["further"]["sums"] == [value]
+    assert study.comparison.to_json()["rows"][0]["values"]["sums"] == [value]
     assert f"fedavg,0,sums,{value}" in (tmp_path / "study/table.csv").read_text()
     assert "top2" in study.report(tmp_path / "page.html").read_text()
     answer = CliRunner().invoke(
@@ -170,16 +169,12 @@ def test_an_own_metric_decides_a_study(parts, given, tmp_path):
     assert answer.exit_code == 0, answer.exception
 
 
-def test_built_in_measures_have_names_that_metrics_may_not_have():
-    assert list(MEASURES) == [measure.name for measure in Classification.measures]
-
-
 def test_an_own_metric_is_known_at_every_client_with_test_images():
     line = fedld.run("fedavg", "digits", clients=3, hold_out=0.2, rounds=1, workers=0, metrics=[hit]).rounds[
         -1
     ]
-    assert line["client_metrics"]["hit"] == pytest.approx(line["client_accuracy"])
-    assert line["metrics"]["hit"] == pytest.approx(line["accuracy"])
+    for scores in (line["test"], *line["client_tests"].values()):
+        assert scores["hit"] == pytest.approx(scores["accuracy"])
 
 
 def test_a_metric_that_is_no_measure_of_a_study_is_refused_before_anything_is_written(parts, given, tmp_path):

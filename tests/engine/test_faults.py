@@ -162,7 +162,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used(interrupted, co
 def test_a_finished_run_is_left_as_it_is(small, tmp_path, contents):
     summary = run(small(rounds=1), tmp_path / "run")
     before = contents(tmp_path / "run")
-    assert resume(tmp_path / "run")["final_accuracy"] == summary["final_accuracy"]
+    assert resume(tmp_path / "run")["test"]["final"]["accuracy"] == summary["test"]["final"]["accuracy"]
     assert contents(tmp_path / "run") == before
 
 
@@ -240,7 +240,7 @@ def test_a_bad_client_is_left_out_and_recorded(small, tmp_path, troubled, troubl
     assert ("fire" if trouble == "raises" else "not finite") in excluded[TROUBLED]
     rounds = read_lines(tmp_path / "run", ROUNDS)
     assert [line["clients"] for line in rounds] == [3, 3]
-    assert all(line["loss"] is not None for line in rounds)
+    assert all(line["test"]["loss"] is not None for line in rounds)
 
 
 def _identity_over_the_measured(path, missing):

@@ -112,7 +112,7 @@ def test_the_saved_model_predicts_as_the_run_did(tmp_path):
     with torch.no_grad():
         right = model((images - mean) / std).argmax(1).numpy() == federation.labels[federation.test]
     last = json.loads((tmp_path / "run/rounds.jsonl").read_text().splitlines()[-1])
-    assert abs(last["accuracy"] - right.mean()) <= 1 / len(right)
+    assert abs(last["test"]["accuracy"] - right.mean()) <= 1 / len(right)
 
 
 def test_resuming_gives_the_same_bits(tmp_path, contents):

@@ -31,7 +31,7 @@ def test_a_saved_configuration_names_its_files_from_the_root(tmp_path, monkeypat
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     again = run(make_experiment(read_toml(tmp_path / "first/config.toml")), tmp_path / "again")
-    assert again["final_accuracy"] == first["final_accuracy"]
+    assert again["test"]["final"]["accuracy"] == first["test"]["final"]["accuracy"]
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def test_clients_that_hold_the_global_model_count_with_its_measures(trained):
         backend.worker.store.save(name, 2, {})
     _, long = line(lambda name: Incoming(name, 1 if name == names[1] else 2))
     assert short == long
-    assert "personal_own_accuracy" in short
+    assert "personal_own" in short
 
 
 @pytest.mark.parametrize("client_losses", [True, False])
@@ -144,5 +144,5 @@ def test_personal_models_may_be_evaluated_less_often(tmp_path):
     changes = {"method": "fedpac", "rounds": 3, "personal_every": 2, "client_losses": False}
     run(make_experiment(TINY | changes), tmp_path / "run")
     lines = read_run(tmp_path / "run").rounds.lines
-    assert ["accuracy" in line for line in lines] == [True, True, True]
-    assert ["personal_accuracy" in line for line in lines] == [False, True, True]
+    assert ["test" in line for line in lines] == [True, True, True]
+    assert ["personal" in line for line in lines] == [False, True, True]

@@ -71,7 +71,7 @@ def test_predict_gives_what_the_run_measured(trained, pictures):
         np.testing.assert_allclose([float(row[f"p_{kind}"]) for kind in table.classes], seen, atol=1e-6)
         assert row["predicted"] == told or abs(seen[0] - seen[1]) < 1e-5
     right = np.mean([a == b for a, b in zip(table.columns["label"], table.columns["predicted"], strict=True)])
-    assert right == json.loads((trained / "summary.json").read_text())["final_accuracy"]
+    assert right == json.loads((trained / "summary.json").read_text())["test"]["final"]["accuracy"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,11 @@ def test_the_start_is_the_ridge_solution(small, tmp_path):
     seed = run(small(**HEAD, lr=1e-30), tmp_path / "seed")
     ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("ridge", "start"))
     assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
-    assert ridge["final_accuracy"] == start["final_accuracy"] > seed["final_accuracy"] + 0.3
+    assert (
+        ridge["test"]["final"]["accuracy"]
+        == start["test"]["final"]["accuracy"]
+        > seed["test"]["final"]["accuracy"] + 0.3
+    )
     assert start["bytes_up"] - seed["bytes_up"] > 3 * 4 * 129 * 130
 
 
@@ -28,7 +32,7 @@ def test_blocks_before_the_head_are_trained_from_there(small, tmp_path):
     settings = HEAD | {"train": "last:2", "model": "resnet8", "buffers": "frozen"}
     start = run(small(**settings, **STILL), tmp_path / "start")
     seed = run(small(**settings, lr=1e-30), tmp_path / "seed")
-    assert start["final_accuracy"] > seed["final_accuracy"] + 0.2
+    assert start["test"]["final"]["accuracy"] > seed["test"]["final"]["accuracy"] + 0.2
 
 
 def test_what_a_method_keeps_of_the_first_weights_is_made_anew(small, tmp_path, monkeypatch):

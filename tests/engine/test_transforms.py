@@ -43,8 +43,10 @@ def test_workers_and_a_stop_change_no_bit(small, tmp_path, contents):
 
 def test_what_is_lost_in_rounding_is_not_lost_for_the_model(small, tmp_path):
     """Two bits with error feedback still learn the digits."""
-    plain = run(small(rounds=8, lr=0.1), tmp_path / "plain")["final_accuracy"]
-    coarse = run(small(rounds=8, lr=0.1, transform=["quantise:2"]), tmp_path / "coarse")["final_accuracy"]
+    plain = run(small(rounds=8, lr=0.1), tmp_path / "plain")["test"]["final"]["accuracy"]
+    coarse = run(small(rounds=8, lr=0.1, transform=["quantise:2"]), tmp_path / "coarse")["test"]["final"][
+        "accuracy"
+    ]
     assert coarse > plain - 0.1
 
 

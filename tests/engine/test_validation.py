@@ -56,14 +56,14 @@ def assert_same_best(one, other):
 def test_the_best_model_is_that_of_the_least_validation_loss(data, tmp_path):
     experiment = settings(data)
     summary = run(experiment, tmp_path / "run")
-    losses = {line["round"]: line["validation_loss"] for line in read_lines(tmp_path / "run", ROUNDS)}
+    losses = {line["round"]: line["validation"]["loss"] for line in read_lines(tmp_path / "run", ROUNDS)}
     chosen = min(losses, key=losses.__getitem__)
-    assert summary["validated_round"] == chosen == int(best(tmp_path / "run")[0]["round"])
+    assert summary["validated"]["round"] == chosen == int(best(tmp_path / "run")[0]["round"])
     line = next(line for line in read_lines(tmp_path / "run", ROUNDS) if line["round"] == chosen)
-    assert summary["validated_accuracy"] == line["accuracy"]
+    assert summary["validated"]["test"]["accuracy"] == line["test"]["accuracy"]
     federation = make_federation(experiment)
     rows = np.concatenate([client.validation for client in federation.clients])
-    assert line["validation_images"] == len(rows)
+    assert line["validation"]["count"] == len(rows)
     told = load_model(tmp_path / "run/best.safetensors").probabilities(np.array(federation.images[rows]))
     loss = -np.log(told[np.arange(len(rows)), federation.labels[rows]]).mean()
     assert loss == pytest.approx(losses[chosen], abs=1e-5)
@@ -87,7 +87,7 @@ def test_the_choice_never_sees_the_test_images(data, tmp_path):
     arrays["labels"][test] = 1 - arrays["labels"][test]
     np.savez(tmp_path / "turned.npz", **arrays)
     accuracies = [
-        run(settings(file), tmp_path / name)["final_accuracy"]
+        run(settings(file), tmp_path / name)["test"]["final"]["accuracy"]
         for name, file in (("a", data), ("b", tmp_path / "turned.npz"))
     ]
     assert accuracies[0] == pytest.approx(1 - accuracies[1])
@@ -133,7 +133,7 @@ def test_every_site_has_its_own_results_with_intervals(data, tmp_path):
             assert found[key] == pytest.approx(told[key], abs=1e-6), key
     own = [summary["sites"][name]["personal"]["accuracy"]["value"] for name in ("east", "west")]
     last = read_lines(tmp_path / "run", ROUNDS)[-1]
-    assert np.mean(own) == pytest.approx(last["personal_own_accuracy"])
+    assert np.mean(own) == pytest.approx(last["personal_own"]["accuracy"])
     text = make_card(tmp_path / "run").to_markdown()
     assert "## Results on each site's own test pictures" in text
     assert "sensitivity for sick at specificity 0.75" in text
@@ -155,7 +155,7 @@ def test_results_of_a_diverged_model_are_unknown_but_for_the_accuracy():
 def test_a_lost_best_model_is_named_and_never_replaced_by_a_worse_one(data, tmp_path):
     """The last round's model took its place, under the name of the best."""
     summary = run(settings(data, lr=0.5), tmp_path / "run")
-    assert summary["validated_round"] < 4
+    assert summary["validated"]["round"] < 4
     (tmp_path / "run/best.safetensors").unlink()
     with pytest.raises(FedLDError, match=r"best.safetensors' is missing, and the model of round . cannot be"):
         resume(tmp_path / "run")

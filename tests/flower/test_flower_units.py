@@ -352,11 +352,11 @@ def test_sites_choose_the_best_round_by_images_they_set_aside(grid, digits, tmp_
     grid.nodes[3].node_config["min-images"] = 45
     go(grid, digits, tmp_path, rounds=2, validation=0.25, batch_size=24)
     lines, clients = (read_lines(tmp_path / "run", file) for file in (ROUNDS, CLIENTS))
-    assert abs(lines[0]["validation_images"] - 0.25 * (240 + 104)) < 8  # alpha's and beta's
+    assert abs(lines[0]["validation"]["count"] - 0.25 * (240 + 104)) < 8  # alpha's and beta's
     assert {line["client"]: line["steps"] for line in clients} == {"alpha": 8, "beta": 4, "gamma": 4}
     with safe_open(tmp_path / "run" / "best.safetensors", "pt") as model:
         facts = model.metadata()
-    assert int(facts["round"]) == min(lines, key=lambda line: line["validation_loss"])["round"]
+    assert int(facts["round"]) == min(lines, key=lambda line: line["validation"]["loss"])["round"]
     assert facts["ledger"] == Ledger(tmp_path / "run" / "ledger.jsonl").check().head
 
 
@@ -410,8 +410,8 @@ def test_every_method_is_the_same_as_on_this_machine(grid, digits, tmp_path, met
     assert all(value.equal(theirs.server.extra[key]) for key, value in ours.server.extra.items())
     line = read_lines(tmp_path / "run", ROUNDS)[-1]
     if METHODS[method].personalised:
-        assert 0 <= line["personal_own_accuracy"] <= 1
-        assert "personal_accuracy" not in line
+        assert 0 <= line["personal_own"]["accuracy"] <= 1
+        assert "personal" not in line
 
 
 def test_a_closed_start_and_sums_that_come_later_are_the_same_as_on_this_machine(grid, digits, tmp_path):
@@ -695,7 +695,7 @@ def test_a_decomposition_without_a_site_is_over_the_others(grid, digits, tmp_pat
     assert line["identity_error"] < 1e-12
     sizes, losses = (np.array(cross[key], float)[[0, 2]] for key in ("sizes", "global_losses"))
     assert line["global_loss"] == pytest.approx(sizes @ losses / sizes.sum())
-    assert line["accuracy"] is not None
+    assert line["test"]["accuracy"] is not None
     card = make_card(tmp_path / "run").to_markdown()
     assert "The losses of beta were not all measured in round 1" in card
     assert "no finite loss" not in card

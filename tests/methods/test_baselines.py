@@ -195,7 +195,7 @@ def test_dittos_global_model_is_fedavgs_and_its_own_models_are_the_clients(tmp_p
     plain, ditto = (read_lines(tmp_path / name, CROSS_LOSS) for name in ("fedavg", "ditto"))
     assert plain == ditto
     last = read_lines(tmp_path / "ditto", ROUNDS)[-1]
-    assert last["personal_accuracy"] != last["accuracy"]
+    assert last["personal"]["accuracy"] != last["test"]["accuracy"]
 
 
 def test_silobn_keeps_statistics_and_shares_scales(images):

@@ -242,12 +242,12 @@ def test_random_units_are_drawn_from_the_seed_and_saved_as_one_number(tmp_path):
     summary = run(Frozen().experiment(method=method), tmp_path / "run")
     again = run(Frozen().experiment(method=method), tmp_path / "again")
     other = run(Frozen().experiment(method=method, seed=1, data_seed=0), tmp_path / "other")
-    assert summary["final_accuracy"] == again["final_accuracy"]
-    assert summary["final_accuracy"] != other["final_accuracy"]
+    assert summary["test"]["final"]["accuracy"] == again["test"]["final"]["accuracy"]
+    assert summary["test"]["final"]["accuracy"] != other["test"]["final"]["accuracy"]
     assert (tmp_path / "run/model.safetensors").read_bytes() == (
         tmp_path / "again/model.safetensors"
     ).read_bytes()
-    assert summary["final_accuracy"] > 0.8
+    assert summary["test"]["final"]["accuracy"] > 0.8
     assert load_model(tmp_path / "run").facts.features == "random:200"
     line = json.loads((tmp_path / "run/rounds.jsonl").read_text().splitlines()[0])
     assert set(line["choices"]) == {"lam", "temperature"}

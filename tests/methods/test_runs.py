@@ -45,10 +45,10 @@ def test_trains_with_all_clients_and_with_a_sample(tmp_path, name, setting):
     assert len(rounds) == 2
     for line in rounds:
         assert ("accuracy" in line) == method.has_global
-        assert ("personal_accuracy" in line) == method.personalised
+        assert ("personal" in line) == method.personalised
         assert math.isfinite(line["train_loss"])
         assert line["clients"] == (1 if name == "central" else 5)
-    assert ("final_accuracy" in summary) == method.has_global
+    assert ("test" in summary) == method.has_global
     assert start.isfinite().all()
     if name != "local":
         assert rounds[0 if name in ("ridge", "lda") else -1]["update_norm"] > 0  # those are done in round 1
@@ -96,8 +96,8 @@ def test_the_decomposition_sees_the_private_parts_that_were_trained(tmp_path, na
 def test_local_keeps_everything_and_sends_nothing(tmp_path):
     summary = run(make_experiment(SMALL | {"method": "local"}), tmp_path / "run")
     assert summary["bytes_up"] == summary["bytes_down"] == 0
-    assert "final_accuracy" not in summary
-    assert 0 <= summary["personal_final_accuracy"] <= 1
+    assert "test" not in summary
+    assert 0 <= summary["personal"]["final"]["accuracy"] <= 1
 
 
 def test_central_trains_on_everybodys_samples(tmp_path):
@@ -118,8 +118,8 @@ def test_matching_methods_refuse_residual_networks_before_anything_runs(tmp_path
 
 def test_fedbn_on_batchnorm_measures_personal_and_global_models_apart(tmp_path):
     summary = run(make_experiment(SMALL | {"method": "fedbn", "model": "resnet8"}), tmp_path / "run")
-    assert summary["final_accuracy"] is not None
-    assert summary["personal_final_accuracy"] is not None
+    assert summary["test"]["final"]["accuracy"] is not None
+    assert summary["personal"]["final"]["accuracy"] is not None
     assert summary["bytes_up"] > summary["bytes_down"]  # BatchNorm goes up, and does not come back
 
 
@@ -164,8 +164,8 @@ def test_with_local_statistics_the_global_model_has_their_mean(tmp_path, name):
             values = own[:, start : start + entry.size].double()
             mean = values.amax(0) if entry.kind == "counter" else sizes / sizes.sum() @ values
             torch.testing.assert_close(model[entry.name].double().flatten(), mean, rtol=1e-5, atol=1e-6)
-    assert summary["final_accuracy"] is not None
-    assert summary["personal_final_accuracy"] is not None
+    assert summary["test"]["final"]["accuracy"] is not None
+    assert summary["personal"]["final"]["accuracy"] is not None
 
 
 @pytest.mark.parametrize("name", ["local", "pfedla"])

@@ -99,7 +99,7 @@ def test_lines_that_are_missing_at_the_end_are_noticed(copy):
 
 def test_a_changed_summary_is_not_believed_and_is_written_again(copy):
     """--resume prints its accuracy."""
-    change(copy, "summary.json", 1, b'"final_accuracy":0.', b'"final_accuracy":1.')
+    change(copy, "summary.json", 1, b'"accuracy":0.', b'"accuracy":1.')
     found = read_run(copy)
     assert not found.finished
     assert "summary.json is damaged or was changed" in str(found.problems)

@@ -44,8 +44,8 @@ def test_a_card_says_what_the_run_recorded(done):
     assert result.exit_code == 0, result.output
     card, summary = (json.loads((done / f"{name}.json").read_text()) for name in ("card", "summary"))
     told = card["results"]["all"]
-    assert told["accuracy"]["value"] == summary["final_accuracy"]
-    assert told["auroc"]["value"] == pytest.approx(summary["final_auroc"], abs=1e-6)
+    assert told["accuracy"]["value"] == summary["test"]["final"]["accuracy"]
+    assert told["auroc"]["value"] == pytest.approx(summary["test"]["final"]["auroc"], abs=1e-6)
     assert (told["pictures"], told["patients"]) == (48, 16)
     table = read_predictions(done / "predictions.csv")
     for name, one in card["results"]["sites"].items():

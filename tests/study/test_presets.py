@@ -88,7 +88,7 @@ def test_paper_scale_completes_a_round_on_a_tiny_published_folder(name, roots, t
     assert answer.exit_code == 0, answer.output or answer.exception
     summary = json.loads(answer.stdout)
     assert summary["model"] == "resnet50"
-    assert 0 <= summary["final_accuracy"] <= 1
+    assert 0 <= summary["test"]["final"]["accuracy"] <= 1
     assert summary["clients"] == {"covid-fl-paper": 3, "retina-50-clients-paper": 50}.get(name, 5)
 
 

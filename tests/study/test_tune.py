@@ -38,7 +38,7 @@ def test_a_search_is_repeatable_and_its_recommendation_runs(tmp_path):
     recommended = make_experiment(read_toml(tmp_path / "a/tuned.toml"))
     assert recommended == make_experiment(apply(SETTINGS, first.best.values))
     summary = loop.run(recommended, tmp_path / "run")
-    assert summary["final_accuracy"] > 0
+    assert summary["test"]["final"]["accuracy"] > 0
 
 
 def test_a_grid_is_searched_whole_and_a_stopped_search_continues(tmp_path, capfd):
@@ -99,9 +99,11 @@ def test_another_measure_decides_among_the_same_trials(tmp_path):
             for seed in (0, 1)
             for line in (tmp_path / f"a/trials/{number:03d}-seed{seed}/rounds.jsonl").read_text().splitlines()
         ]
-        assert trial.score == pytest.approx(np.mean([line["auroc"] for line in rounds]))
-        assert first.trials[number].score == pytest.approx(np.mean([line["accuracy"] for line in rounds]))
-        worst = np.mean([min(line["client_accuracy"].values()) for line in rounds])
+        assert trial.score == pytest.approx(np.mean([line["test"]["auroc"] for line in rounds]))
+        assert first.trials[number].score == pytest.approx(
+            np.mean([line["test"]["accuracy"] for line in rounds])
+        )
+        worst = np.mean([line["test"]["worst_client"] for line in rounds])
         assert by["worst_client"].trials[number].score == pytest.approx(worst)
     assert by["auroc"].best.score == max(trial.score for trial in by["auroc"].trials)
     assert json.loads((tmp_path / "a/tune.json").read_text())["primary"] == "worst_client"

@@ -52,7 +52,8 @@ def test_a_diverged_model_has_one_accuracy_everywhere(tmp_path):
     result = fedld.run(
         "local", federation, model=Diverging(), rounds=2, workers=0, out=tmp_path / "local", lr=0.1
     )
-    assert result.rounds[-1]["personal_accuracy"] == 0
+    assert result.rounds[-1]["personal"]["accuracy"] == 0
+    metrics = ["macro-f1", "sensitivity", "specificity", "sensitivity-at-95"]
     result = fedld.run(
         "fedavg",
         federation,
@@ -61,15 +62,17 @@ def test_a_diverged_model_has_one_accuracy_everywhere(tmp_path):
         workers=0,
         hold_out=0.3,
         validation=0.2,
-        metrics=["macro-f1", "sensitivity", "specificity", "sensitivity-at-95"],
+        metrics=metrics,
         out=tmp_path / "run",
     )
     line = result.rounds[-1]
-    assert line["accuracy"] == line["balanced_accuracy"] == line["validation_accuracy"] == 0
-    assert set(line["client_accuracy"].values()) == {0.0}
-    assert set(line["metrics"].values()) == {0.0}
-    assert {client["accuracy_before"] for client in result.clients} == {0.0}
-    assert line["loss"] is line["auroc"] is line["validation_loss"] is None
+    test = line["test"]
+    assert test["accuracy"] == test["balanced_accuracy"] == line["validation"]["accuracy"] == 0
+    assert {scores["accuracy"] for scores in line["client_tests"].values()} == {0.0}
+    assert {line["test"][name] for name in metrics} == {0.0}
+    assert line["test"]["worst_client"] == 0
+    assert {client["before"]["accuracy"] for client in result.clients} == {0.0}
+    assert test["loss"] is test["auroc"] is line["validation"]["loss"] is None
 
 
 def test_predictions_that_are_not_finite_are_wrong_in_every_metric():

@@ -14,6 +14,7 @@ from fedld.aggregation.report import Report, alignment, average_report, axes_rep
 from fedld.aggregation.screen import outliers
 from fedld.aggregation.spectrum import spectrum
 from fedld.errors import FedLDError
+from fedld.records.flat import gram_clients
 from fedld.records.schema import ConflictLine, TrialRecord
 
 Floats = NDArray[np.float64]
@@ -114,13 +115,6 @@ def split(reports: Sequence[ConflictLine]) -> Split | None:
         within=float(values[sign > 0].mean()) if (sign > 0).any() else float("nan"),
         between=float(values[sign < 0].mean()),
     )
-
-
-def gram_clients(line: ConflictLine) -> tuple[list[str], list[float]]:
-    """Names and weights of the clients whose Gram matrix a line holds (all of them in older records)."""
-    weights = dict(zip(line["clients"], line["weights"], strict=True))
-    names = line.get("gram_clients", line["clients"])
-    return names, [weights[name] for name in names]
 
 
 def mean_cosines(reports: Sequence[ConflictLine]) -> tuple[list[str], Floats, Floats]:

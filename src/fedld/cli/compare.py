@@ -22,7 +22,7 @@ METHODS = "fedavg,fedprox,fedld,fedld-measured"
 WIDE = 160  # characters that the whole table needs
 NARROW = 4  # columns that a narrow one shows
 Primary = Annotated[
-    str,
+    str | None,
     typer.Option(help="measure that decides: accuracy, balanced_accuracy, auroc, worst_client or a --metric"),
 ]
 
@@ -36,7 +36,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="study directory")] = Path("runs/compare"),
     resume: Annotated[bool, typer.Option("--resume", help="finish what is there already")] = False,
     jobs: Annotated[int | None, typer.Option(help="runs at the same time; default: cores")] = None,
-    primary: Primary = "accuracy",
+    primary: Primary = None,
     json: Annotated[bool, typer.Option("--json", help="print the table as JSON")] = False,
 ) -> None:
     """Compare methods under equal conditions; writes the table (json, md, tex, csv) and report.html."""

@@ -69,7 +69,7 @@ def _table_command(table: str, text: str, rows: str) -> None:
         out: Out = None,
         resume: Resume = False,
         jobs: Jobs = None,
-        primary: Primary = "accuracy",
+        primary: Primary = None,
         json: Json = False,
     ) -> None:
         from fedld.study.paper.reproduce import plan, run_plan

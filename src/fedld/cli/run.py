@@ -9,6 +9,7 @@ import typer
 from fedld.cli.settings import with_settings
 from fedld.config.experiment import Experiment, make_experiment, read_toml
 from fedld.errors import FedLDError, nearest
+from fedld.records.flat import headline
 from fedld.records.schema import ParticipationRecord, Summary
 from fedld.records.writer import dump
 
@@ -111,11 +112,10 @@ def _submit(
 
 
 def _print(summary: Summary, path: Path) -> None:
-    accuracy = summary.get("final_accuracy", summary.get("personal_final_accuracy"))
     typer.echo(
         f"{summary['method']} on {summary['dataset']}, seed {summary['seed']}: "
-        f"accuracy {accuracy:.4f} after {summary['rounds']} rounds in {summary['seconds']:.1f} s"
+        f"{headline(summary)} after {summary['rounds']} rounds in {summary['seconds']:.1f} s"
     )
-    if "validated_round" in summary:
-        typer.echo(f"best by the validation images: round {summary['validated_round']} (best.safetensors)")
+    if "validated" in summary:
+        typer.echo(f"best by the validation images: round {summary['validated']['round']} (best.safetensors)")
     typer.echo(f"records: {path}")

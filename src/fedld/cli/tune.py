@@ -26,7 +26,7 @@ def tune(
     ] = 10,
     trials: Annotated[int | None, typer.Option(min=1, help="stop after so many trials")] = None,
     seeds: Annotated[str, typer.Option(help="seeds of every trial, separated by commas")] = "0",
-    primary: Primary = "accuracy",
+    primary: Primary = None,
     only: Annotated[str | None, typer.Option(help="some of lr, lam, components, mu; default: all")] = None,
     grid: Annotated[
         list[str] | None, typer.Option(help="try these values of any setting: lr=0.01,0.1; repeatable")
@@ -68,7 +68,7 @@ def tune(
     if json:
         typer.echo(dump(tuned.to_json()))
     else:
-        score = f"{primary} {tuned.best.score:.4f}"
+        score = f"{tuned.primary} {tuned.best.score:.4f}"
         typer.echo(f"best of {len(tuned.trials)} trials: {score} on validation images")
         typer.echo(f"use it: fedld run --config {out / 'tuned.toml'}")
 

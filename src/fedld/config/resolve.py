@@ -14,7 +14,8 @@ from fedld.local.schedule import KINDS, Kind, Schedule
 from fedld.methods import METHODS, Method
 from fedld.models import MODELS, NAMES, hidden_units
 from fedld.registry import call_with, configure, find, is_import_path, name_of, options_of
-from fedld.tasks import METRICS, Classification, Metric, Task
+from fedld.tasks import METRICS, Classification, Measure, Metric, Task
+from fedld.tasks.base import further_measures
 from fedld.transforms import TRANSFORMS, Chain, UpdateTransform, make_transform
 
 
@@ -70,6 +71,12 @@ def make_metrics(experiment: Experiment) -> dict[str, Metric]:
         if list(short.values()).count(short[name]) > 1:
             raise FedLDError(f"two metrics are called '{short[name]}': give one of them another name")
     return {short[name]: own.get(name) or find(METRICS, name, "metric") for name in experiment.metrics}
+
+
+def make_measures(experiment: Experiment) -> dict[str, Measure]:
+    """All measures of an experiment by name: those of its task, then the user's."""
+    further = further_measures(make_metrics(experiment))
+    return {measure.name: measure for measure in make_task(experiment).measures} | further
 
 
 def make_transforms(experiment: Experiment) -> Chain:

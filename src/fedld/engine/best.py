@@ -18,7 +18,7 @@ Export = Callable[[dict[str, str]], bytes]
 
 def keep_best(folder: Path, line: RoundLine, export: Export) -> None:
     """Write the round's model if its loss on the validation images is the least so far."""
-    loss = line.get("validation_loss")
+    loss = line["validation"].get("loss") if "validation" in line else None
     if loss is not None and loss < _least(folder, line["round"]):
         facts = {"round": str(line["round"]), "validation_loss": repr(loss)}
         write_atomically(folder / BEST, export(facts))
@@ -48,5 +48,5 @@ def _least(folder: Path, round_: int) -> float:
         return float(read_model(folder / BEST).metadata["validation_loss"])
     except (FedLDError, KeyError, ValueError):
         earlier = [line for line in each_line(folder, ROUNDS) if line["round"] < round_]
-        losses = [line.get("validation_loss") for line in earlier]
+        losses = [line["validation"].get("loss") for line in earlier if "validation" in line]
         return min((loss for loss in losses if loss is not None), default=float("inf"))

@@ -1,9 +1,8 @@
 """The end of a run: the final model, its predictions, and the summary that marks the run as finished."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
-import numpy as np
 from torch import Tensor
 
 from fedld import __version__
@@ -15,16 +14,19 @@ from fedld.engine.measure import picture_predictions, predictions
 from fedld.engine.network import exported, parameters
 from fedld.records.schema import (
     CLIENTS,
+    FORMAT,
     ROUNDS,
     ClientLine,
     FinalMeasures,
     ParticipationRecord,
     RoundLine,
+    SeriesScores,
     SiteMeasures,
     Summary,
     Which,
 )
 from fedld.records.writer import dump, each_line, read_lines, write_atomically
+from fedld.tasks.measure import Measure, Scores, known, last_mean
 
 
 def finish(exchange: Exchange, provenance: Callable[[], dict[str, str]], seconds: float) -> Summary:
@@ -38,8 +40,10 @@ def finish(exchange: Exchange, provenance: Callable[[], dict[str, str]], seconds
         seal_best(path, origin)
         write_atomically(path / "predictions.csv", picture_predictions(setup, logits).encode())
         write_atomically(path / "predictions.json", dump(predictions(setup, logits)).encode())
+    measures = {measure.name: measure for measure in (*setup.task.measures, *setup.metrics.values())}
     summary: Summary = {
-        **summarise(read_lines(path, ROUNDS)),
+        **summarise(read_lines(path, ROUNDS), measures),
+        "format": FORMAT,
         "participation": participation(each_line(path, CLIENTS)),
         "sites": sites,
         "rounds": state.round,
@@ -55,7 +59,6 @@ def finish(exchange: Exchange, provenance: Callable[[], dict[str, str]], seconds
         "seed": experiment.seed,
         "version": __version__,
         "environment": environment(),
-        "less_is_better": [name for name, one in setup.metrics.items() if one.better == "less"],
         "sha256": exchange.directory.checksums(),
     }
     exchange.directory.write_summary(summary)
@@ -95,26 +98,32 @@ def participation(lines: Iterable[ClientLine]) -> dict[str, ParticipationRecord]
     return out
 
 
-def summarise(rounds: Sequence[RoundLine]) -> FinalMeasures:
-    """Final, last-five and best accuracy of the global model, and apart, of the personalised ones."""
-    last = rounds[-1]
+def summarise(rounds: Sequence[RoundLine], measures: Mapping[str, Measure]) -> FinalMeasures:
+    """Final, last-five and best scores of the global model, and apart, of the personalised ones."""
     out: FinalMeasures = {
-        "final_auroc": last.get("auroc"),
-        "final_balanced_accuracy": last.get("balanced_accuracy"),
-        "final_loss": last.get("loss"),
-        "final_ece": last.get("ece"),
-        "final_metrics": last.get("metrics", {}),
         "bytes_up": sum(line["bytes_up"] for line in rounds),
         "bytes_down": sum(line["bytes_down"] for line in rounds),
     }
-    if series := [a for line in rounds if (a := line.get("accuracy")) is not None]:
-        out["final_accuracy"], out["best_accuracy"] = series[-1], max(series)
-        out["last5_accuracy"] = float(np.mean(series[-5:]))
-    losses = {line["round"]: loss for line in rounds if (loss := line.get("validation_loss")) is not None}
-    if losses:
-        out["validated_round"] = best = min(losses, key=losses.__getitem__)
-        out["validated_accuracy"] = next(line.get("accuracy") for line in rounds if line["round"] == best)
-    if series := [a for line in rounds if (a := line.get("personal_accuracy")) is not None]:
-        out["personal_final_accuracy"], out["personal_best_accuracy"] = series[-1], max(series)
-        out["personal_last5_accuracy"] = float(np.mean(series[-5:]))
+    if tests := [line["test"] for line in rounds if "test" in line]:
+        out["test"] = over_rounds(tests, measures)
+    if personal := [line["personal"] for line in rounds if "personal" in line]:
+        out["personal"] = over_rounds(personal, measures)
+    losses = {line["round"]: line["validation"].get("loss") for line in rounds if "validation" in line}
+    finite = {round_: loss for round_, loss in losses.items() if loss is not None}
+    if finite:
+        best = min(finite, key=finite.__getitem__)
+        test: Scores = next(line.get("test", {}) for line in rounds if line["round"] == best)
+        out["validated"] = {"round": best, "test": test}
     return out
+
+
+def over_rounds(lines: Sequence[Scores], measures: Mapping[str, Measure]) -> SeriesScores:
+    """The last scores as they are; the mean of the last five and the best value of every measure."""
+    last5: Scores = {}
+    best: Scores = {}
+    for name, measure in measures.items():
+        values = known([scores.get(name) for scores in lines])
+        if values:
+            last5[name] = last_mean(values)
+            best[name] = measure.best(values)
+    return {"final": lines[-1], "last5": last5, "best": best}

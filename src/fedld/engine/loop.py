@@ -34,7 +34,7 @@ from fedld.engine.measure import decomposition, evaluation_jobs, evaluation_line
 from fedld.engine.network import loaded
 from fedld.engine.preparing import calibrate, prepare_round, standardise, start_closed
 from fedld.engine.resuming import check_data, extend, finished, last_checkpoint
-from fedld.engine.setup import THIS_MACHINE, Engine, notes, prepare, sample
+from fedld.engine.setup import THIS_MACHINE, Engine, facts_of, notes, prepare, sample
 from fedld.engine.states import StateStore
 from fedld.engine.step import server_step
 from fedld.errors import FedLDError, Interrupted
@@ -75,7 +75,7 @@ def run(
         tell(note)
     directory = RunDirectory(out)
     try:
-        directory.begin(experiment.to_toml(), environment(), setup.federation.describe())
+        directory.begin(experiment.to_toml(), environment(), setup.federation.describe(), facts_of(setup))
         return RoundLoop(setup, server, directory, progress, engine, callbacks=callbacks).go()
     finally:
         directory.close()
@@ -205,9 +205,9 @@ class RoundLoop:
 
     def _note_measured(self, measures: Evaluation) -> None:
         """A checkpoint whose model gives no finite loss is no place to go on from: it is dropped."""
-        if "loss" not in measures:
+        if "test" not in measures:
             return  # no evaluation was due
-        if measures["loss"] is not None:
+        if measures["test"]["loss"] is not None:
             self.state.measured = self.state.round
         else:
             drop_checkpoint(self.directory.path / "checkpoints", self.state.round)

@@ -31,13 +31,13 @@ from fedld.engine.jobs import (
 from fedld.records.schema import CrossLine, CrossMatrix, Evaluation, Predictions, Terms
 from fedld.records.table import predictions_table
 from fedld.tasks import Tally
-from fedld.tasks.base import Scores, defined
+from fedld.tasks.base import defined, worst_client
+from fedld.tasks.measure import Scores, known
 from fedld.tasks.scores import calibration, confusion
 from fedld.tasks.tally import EMPTY, SampleTally, merged
 
 TEST_CHUNK = 512
 LOSS_CHUNK = 2048
-MEASURED = ("accuracy", "balanced_accuracy", "auroc", "loss", "ece")
 
 
 def evaluation_jobs(setup: Setup, round_: int, incoming: Callable[[str], Incoming]) -> list[Job]:
@@ -68,39 +68,30 @@ def _personal_due(setup: Setup, round_: int) -> bool:
 def evaluation_line(
     setup: Setup, round_: int, jobs: list[Job], results: list[Any], logits: Tensor
 ) -> Evaluation:
-    """Measures of the evaluation; the global and the personalised ones under different names."""
+    """Scores of the models after a round: of the global one, and apart from it, of the personalised ones."""
     pairs = zip(jobs, results, strict=True)
     found = {job.incoming.client: result for job, result in pairs if isinstance(job, PersonalJob)}
     if not any(isinstance(job, TestJob) for job in jobs):
         return _personal(setup, [*found.values()])
-    task, labels, own = setup.task, test_labels(setup), _own_tests(setup)
+    task = setup.task
+    labels = test_labels(setup)
     test = task.sample_tally(logits, labels)
-    scores = task.scores(test, setup.metrics)
-    by_client = {client: _part(test, at, setup) for client, at in own.items()}
-    line = cast(Evaluation, {name: scores[name] for name in MEASURED})
-    if own:
-        line["client_accuracy"] = {client: one["accuracy"] or 0.0 for client, one in by_client.items()}
+    own = _own_tests(setup)
+    parts = {client: task.sample_tally(logits[at], labels[at]) for client, at in own.items()}
+    by_client = {client: _brief(setup, part) for client, part in parts.items()}
+    line: Evaluation = {"test": task.scores(test, setup.metrics) | worst_client(task.measures, by_client)}
+    if by_client:
+        line["client_tests"] = by_client
     if _personal_due(setup, round_):
-        shared = {name: Personal(test, task.tally(logits[at], labels[at])) for name, at in own.items()}
-        line |= _personal(
-            setup, [found.get(name) or shared.get(name) or Personal(test, None) for name in setup.sizes]
-        )
-    line |= _validation(setup, jobs, results)
-    if setup.metrics:
-        line["metrics"] = {name: scores[name] for name in setup.metrics}
-    if setup.metrics and own:
-        line["client_metrics"] = {
-            name: {client: one[name] for client, one in by_client.items()} for name in setup.metrics
-        }
-    return line
+        shared = [found.get(name) or Personal(test, parts.get(name)) for name in setup.sizes]
+        line |= _personal(setup, shared)
+    return line | _validation(setup, jobs, results)
 
 
-def _part(test: SampleTally, at: NDArray[np.int64], setup: Setup) -> Scores:
-    """Scores of a part of the test set, in the measures that sums give and those that users added."""
-    part = test.predictions[at]
-    tally = setup.task.sample_tally(torch.from_numpy(part.outputs), torch.from_numpy(part.targets))
-    brief = setup.task.scores(Tally(tally.count, tally.loss, tally.loss_squared, tally.sums))
-    return brief | {name: defined(measure, tally) for name, measure in setup.metrics.items()}
+def _brief(setup: Setup, tally: SampleTally) -> Scores:
+    """Scores in the measures that sums give, and in those that users added."""
+    further = {name: defined(measure, tally) for name, measure in setup.metrics.items()}
+    return setup.task.scores(tally.without_samples()) | further
 
 
 def predictions(setup: Setup, logits: Tensor) -> Predictions:
@@ -153,31 +144,51 @@ def _own_tests(setup: Setup) -> dict[str, NDArray[np.int64]]:
 
 
 def _validation(setup: Setup, jobs: list[Job], results: list[Any]) -> Evaluation:
-    """The global model on all images that the clients set aside: their tallies are merged."""
+    """The global model on all images that the clients set aside: their tallies are merged.
+
+    A site with few images, or one that is away, has an empty tally.
+    """
     pairs = zip(jobs, results, strict=True)
     parts = [one for job, found in pairs if isinstance(job, LossJob) and job.validation for one in found]
-    if not parts:
-        return {}
-    whole = merged(parts)  # a site with few images, or one that is away, has an empty tally
+    whole = merged(parts)
     if not whole.count:
-        return {"validation_images": 0}
-    scores = setup.task.scores(whole)
-    return {
-        "validation_loss": scores["loss"],
-        "validation_accuracy": whole.share("correct"),
-        "validation_images": whole.count,
-    }
+        return {"validation": {"count": 0}} if parts else {}
+    return {"validation": setup.task.scores(whole)}
 
 
 def _personal(setup: Setup, results: list[Personal]) -> Evaluation:
-    """Mean over clients of the personalised models on the global test set, and on their own."""
+    """Mean over clients of the personalised models' scores, on the global test set and on their own.
+
+    A site far away measures its model on its own test set only: the global one is the server's.
+    """
     line: Evaluation = {}
-    # A site far away measures its model on its own test set only: the global one is the server's.
-    if accuracies := [tally.share("correct") for r in results if (tally := r.test) is not None]:
-        line |= {"personal_accuracy": float(np.mean(accuracies)), "personal_worst": min(accuracies)}
-    if own := [tally.share("correct") for r in results if (tally := r.own) is not None]:
-        line["personal_own_accuracy"] = float(np.mean(own))
+    task = setup.task
+    if tests := [task.scores(one.test.without_samples()) for one in results if one.test is not None]:
+        line |= {"personal": _mean(tests), "personal_worst": _worst(setup, tests)}
+    if own := [task.scores(one.own.without_samples()) for one in results if one.own is not None]:
+        line["personal_own"] = _mean(own)
     return line
+
+
+def _mean(clients: list[Scores]) -> Scores:
+    """Mean over clients of every measure; None where a client has no value. `count` is of clients."""
+    found: Scores = {"count": len(clients)}
+    for name in clients[0]:
+        values = known([scores[name] for scores in clients])
+        if name != "count":
+            found[name] = float(np.mean(values)) if len(values) == len(clients) else None
+    return found
+
+
+def _worst(setup: Setup, clients: list[Scores]) -> Scores:
+    """The worst client's value of every measure; None where a client has no value. `count` is of clients."""
+    found: Scores = {"count": len(clients)}
+    for name in clients[0]:
+        values = known([scores[name] for scores in clients])
+        if name != "count":
+            complete = len(values) == len(clients)
+            found[name] = setup.task.measure(name).worst_of(values) if complete else None
+    return found
 
 
 def decomposition_due(experiment: Experiment, round_: int) -> bool:

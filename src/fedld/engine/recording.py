@@ -58,7 +58,7 @@ def client_lines(
         line: ClientLine = {"round": round_, "client": name, "index": row, "size": size}
         line["label_counts"] = labels
         if isinstance(result, Trained):
-            line = {**line, **_training(result)}
+            line = {**line, **_training(setup, result)}
         if name in place:
             k = place[name]
             line |= {"update_norm": report.norms[k], "cosine_to_aggregate": report.cosines[k]}
@@ -84,7 +84,7 @@ def conflict_line(round_: int, replies: Replies, combined: Aggregate) -> Conflic
     return {**line, "round": round_, "sampled": replies.rows, "gram_clients": names}
 
 
-def _training(result: Trained) -> TrainingRecord:
+def _training(setup: Setup, result: Trained) -> TrainingRecord:
     """What a client measured of its own training."""
     line: TrainingRecord = {
         "steps": result.metrics["steps"],
@@ -93,9 +93,9 @@ def _training(result: Trained) -> TrainingRecord:
         "seconds": result.seconds,
     }
     if result.before is not None:
-        line |= {"loss_before": result.before.mean, "accuracy_before": result.before.share("correct")}
+        line["before"] = setup.task.scores(result.before)
     if result.after is not None:
-        line |= {"loss_after": result.after.mean, "accuracy_after": result.after.share("correct")}
+        line["after"] = setup.task.scores(result.after)
     if own := {key: value for key, value in result.metrics.items() if key not in MEASURED}:
         line["metrics"] = own
     return line

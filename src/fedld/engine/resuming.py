@@ -44,7 +44,7 @@ def finished(out: Path, experiment: Experiment, warn: Warn) -> Summary | None:
             warn(f"'{out / 'summary.json'}' is damaged and is written again")
         return None
     lost = damage(out / "model.safetensors") if make_method(experiment).has_global else None
-    best = summary.get("validated_round")
+    best = summary["validated"]["round"] if "validated" in summary else None
     if best is not None and (problem := damage(out / BEST)):
         if best != summary["rounds"]:
             raise FedLDError(f"{problem}, and the model of round {best} {GONE}")

@@ -24,6 +24,7 @@ from fedld.methods import Method, Server
 from fedld.methods.closed import ClosedForm
 from fedld.models import Model, Trunk
 from fedld.models.base import beyond_features
+from fedld.records.schema import FORMAT, RunFacts
 from fedld.seeds import numpy_generator
 from fedld.tasks.base import defined
 
@@ -161,6 +162,13 @@ def _done_early(setup: Setup) -> bool:
     experiment = setup.experiment
     closed = isinstance(setup.method, ClosedForm)
     return closed and experiment.rounds > 1 and len(sample(experiment, setup.sizes, 1)) == len(setup.sizes)
+
+
+def facts_of(setup: Setup) -> RunFacts:
+    """What a reader must know before it reads the records of a run."""
+    measures = (*setup.task.measures, *setup.metrics.values())
+    plain = [measure.to_json() for measure in measures]
+    return {"format": FORMAT, "task": setup.task.name, "measures": plain}
 
 
 def check_functions(setup: Setup) -> None:

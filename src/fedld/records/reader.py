@@ -7,22 +7,24 @@ import json
 import shlex
 import tomllib
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Generic, cast
+from typing import Any, Generic, Literal, cast
 
 from fedld.config.experiment import SETTINGS
 from fedld.errors import FedLDError
 from fedld.paths import require_regular
+from fedld.records import format1
 from fedld.records.chain import FIELD, checked
 from fedld.records.schema import (
     CLIENTS,
     CONFLICT,
     CROSS_LOSS,
     FAILED,
+    FORMAT,
     ROUNDS,
     ClientLine,
     Config,
@@ -34,12 +36,16 @@ from fedld.records.schema import (
     RecordFile,
     RoundColumn,
     RoundLine,
+    RunFacts,
     Summary,
 )
 from fedld.records.writer import CHECKSUMMED
+from fedld.tasks.measure import Measure
 
 CHANGED = "was changed after the run had finished"
 UNREADABLE = "summary.json is damaged or was changed: `fedld run --resume` writes it again"
+Evaluated = Literal["test", "validation", "personal", "personal_worst", "personal_own"]
+"""Which table of a round's line holds a measure."""
 COMPARED = [name for name, setting in SETTINGS.items() if setting.compared]
 
 
@@ -61,6 +67,21 @@ class Run:
     seed: int
     config: Config
     problems: tuple[str, ...] = ()
+
+    @cached_property
+    def facts(self) -> RunFacts | None:
+        """What run.json says of the records; None for records of format 1."""
+        return cast(RunFacts | None, read_object(self.path / "run.json"))
+
+    @cached_property
+    def measures(self) -> dict[str, Measure]:
+        """The measures of the run by name, the one that decides first."""
+        told = self.facts.get("measures") if self.facts else None
+        if isinstance(told, list):
+            found = [Measure.from_json(one) for one in told if isinstance(one, dict)]
+        else:
+            found = list(format1.measures(self.summary, self.rounds.lines))
+        return {measure.name: measure for measure in found}
 
     @cached_property
     def rounds(self) -> Records[RoundLine]:
@@ -126,8 +147,17 @@ class Run:
         return self.rounds.problem if self.rounds.changed else None
 
     def series(self, key: RoundColumn) -> dict[int, float]:
-        """A measure of every round; nan where it was not measured."""
+        """A number of every round; nan where there is none."""
         return {line["round"]: number(line.get(key)) for line in self.rounds.lines}
+
+    def scores(self, measure: str, of: Evaluated = "test") -> dict[int, float]:
+        """A measure in every round that was evaluated, as it was recorded; nan where it is not defined."""
+        tables = {line["round"]: line.get(of) for line in self.rounds.lines}
+        return {
+            round_: number(table[measure])
+            for round_, table in tables.items()
+            if isinstance(table, dict) and measure in table
+        }
 
     @property
     def method(self) -> str:
@@ -177,7 +207,7 @@ class StudyRecords:
     command: str | None
     baseline: str | None
     runs: tuple[Run, ...]
-    primary: str = "accuracy"
+    primary: str | None = None  # the measure that decides; None: the first one of the runs
     problems: tuple[str, ...] = ()
 
 
@@ -195,7 +225,7 @@ def read(paths: Sequence[Path]) -> StudyRecords:
         "\n".join(commands) or None,
         baselines.pop() if len(baselines) == 1 else None,
         _distinct(runs),
-        primaries.pop() if len(primaries) == 1 else "accuracy",
+        primaries.pop() if len(primaries) == 1 else None,
         tuple(problem for study in studies for problem in study.problems),
     )
 
@@ -215,6 +245,7 @@ def read_one(path: Path) -> StudyRecords:
 
 def _read_study(path: Path) -> StudyRecords:
     index, problems = read_object(path / "study.json"), []
+    check_format(index, path / "study.json")
     if index is None:
         problems.append(f"{path.name}/study.json is damaged: its runs are taken from the folder 'runs'")
         found = sorted((path / "runs").glob("*/config.toml"))
@@ -235,7 +266,7 @@ def _read_study(path: Path) -> StudyRecords:
         clean(command) if command else None,
         clean(baseline) if baseline else None,
         tuple(runs),
-        str(index.get("primary") or "accuracy"),
+        str(index["primary"]) if index.get("primary") else None,
         tuple(problems),
     )
 
@@ -247,6 +278,7 @@ def read_run(path: Path, label: str | None = None, seed: int | None = None) -> R
     name = label or (method.get("name") if isinstance(method, dict) else method) or path.resolve().name
     seed = seed if seed is not None else config.get("seed", 0)
     run = Run(path, clean(name), seed if isinstance(seed, int) else 0, config)
+    check_format(run.facts, path / "run.json")
     for records in (run.rounds, run.clients):
         problems += [records.problem] if records.problem else []
     problems += [str(run.conflict.problem)] if run.change(CONFLICT.name) else []
@@ -278,6 +310,20 @@ def _distinct(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     )
 
 
+def check_format(content: Mapping[str, Any] | None, file: Path) -> None:
+    """Refuse a file of a format that this version does not know; a file without a number has format 1.
+
+    Raises:
+        FedLDError: the file is of a later version.
+    """
+    format = 1 if content is None else content.get("format", 1)
+    if format not in range(1, FORMAT + 1):
+        raise FedLDError(
+            f"'{file}' has format {clean(format)}, and this version of fedld reads formats 1 to {FORMAT}: "
+            "read it with the version that wrote it, or a later one"
+        )
+
+
 def read_object(path: Path) -> dict[str, Any] | None:
     """A JSON object; None if it is not there or not one."""
     try:
@@ -298,7 +344,7 @@ def read_summary(folder: Path) -> Summary | None:
     summary = _parse(text)
     if verdict == "changed" or (summary is not None and FIELD in summary):
         return None
-    return cast(Summary | None, summary)
+    return None if summary is None else cast(Summary, format1.upgrade_summary(summary))
 
 
 def read_records(folder: Path, file: RecordFile[L], checksum: object = None) -> Records[L]:
@@ -328,7 +374,7 @@ def read_records(folder: Path, file: RecordFile[L], checksum: object = None) -> 
         elif verdict == "changed" or FIELD in line:
             changed.append(number)
         else:
-            found[tuple(line[name] for name in file.key)] = cast(L, line)
+            found[tuple(line[name] for name in file.key)] = cast(L, format1.upgrade(file.name, line))
     problems = [f"{file.name}: {damaged} damaged line(s) left out"] if damaged else []
     problems += [_changed_lines(file.name, changed)] if changed else []
     other = checksum is not None and sha256(content).hexdigest() != checksum

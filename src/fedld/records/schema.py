@@ -7,6 +7,11 @@ lack are those of parts that not every run has (no test set, no decomposition, a
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NotRequired, Required, TypedDict, TypeVar
 
+from fedld.tasks.measure import Scores
+
+FORMAT = 2
+"""Of the records that are written; those of format 1 are read too (`records.format1`)."""
+
 Config = dict[str, Any]
 """The table of a TOML file; `config.experiment` knows its fields."""
 
@@ -27,28 +32,18 @@ rejected    the aggregation did not use its update
 """
 
 
-class Measures(TypedDict, total=False):
-    """What a set of predictions is worth (`analysis.metrics`)."""
+class Evaluation(TypedDict, total=False):
+    """The models after a round, all in one form: values of measures by name, and `count`, the samples.
 
-    accuracy: float | None
-    balanced_accuracy: float | None
-    auroc: float | None
-    loss: float | None
-    ece: float | None
+    The worst client's value of a measure is a measure of the test set, where clients have test sets.
+    """
 
-
-class Evaluation(Measures, total=False):
-    """The models after a round: the global one on the test sets, the personalised ones beside it."""
-
-    metrics: dict[str, float | None]  # the further measures that were asked for
-    client_accuracy: dict[str, float]  # the global model on each client's own test set
-    client_metrics: dict[str, dict[str, float | None]]  # the same in the further measures: by measure, client
-    personal_accuracy: float
-    personal_worst: float
-    personal_own_accuracy: float
-    validation_loss: float | None  # the global model on the images that the clients set aside
-    validation_accuracy: float
-    validation_images: int
+    test: Scores  # the global model on the global test set
+    client_tests: dict[str, Scores]  # the global model on each client's own test set
+    validation: Scores  # the global model on the images that the clients set aside
+    personal: Scores  # the clients' own models on the global test set: mean over clients
+    personal_worst: Scores  # the worst of them
+    personal_own: Scores  # the clients' own models, each on its own test set: mean over clients
 
 
 class Terms(TypedDict, total=False):
@@ -95,10 +90,8 @@ class RoundLine(Evaluation, Terms, Traffic, total=False):
 class TrainingRecord(TypedDict, total=False):
     """What a client measured of its own training."""
 
-    loss_before: float | None
-    accuracy_before: float | None
-    loss_after: float | None
-    accuracy_after: float | None
+    before: Scores  # the incoming model on the client's training samples
+    after: Scores  # the model that it trained
     steps: float
     train_loss: float | None
     lr: float  # the learning rate in this round
@@ -224,22 +217,27 @@ class ParticipationRecord(TypedDict):
     gone_since: int | None  # the first round of an absence that lasted to the end
 
 
-class FinalMeasures(TypedDict, total=False):
-    """What a run came to: accuracies over rounds, the last round's other measures, traffic of all rounds."""
+class SeriesScores(TypedDict, total=False):
+    """A run's evaluations of one kind: the last, the mean of the last five, the best of every measure."""
 
-    final_accuracy: float
-    last5_accuracy: float
-    best_accuracy: float
-    personal_final_accuracy: float
-    personal_last5_accuracy: float
-    personal_best_accuracy: float
-    validated_round: int  # the best round by the clients' validation images, and its test accuracy
-    validated_accuracy: float | None
-    final_auroc: float | None
-    final_balanced_accuracy: float | None
-    final_loss: float | None
-    final_ece: float | None
-    final_metrics: dict[str, float | None]
+    final: Scores
+    last5: Scores
+    best: Scores
+
+
+class Validated(TypedDict):
+    """The best round by the clients' validation images, and the test set then."""
+
+    round: int
+    test: Scores
+
+
+class FinalMeasures(TypedDict, total=False):
+    """What a run came to, and the traffic of all rounds."""
+
+    test: SeriesScores
+    personal: SeriesScores
+    validated: Validated
     bytes_up: Required[int]
     bytes_down: Required[int]
 
@@ -266,9 +264,18 @@ class SiteMeasures(TypedDict):
     sensitivity: Interval  # for the last class, at the specificity that the run's settings name
 
 
+class RunFacts(TypedDict):
+    """run.json: what a reader must know before it reads the other files."""
+
+    format: int
+    task: str
+    measures: list[dict[str, Any]]  # `fedld.tasks.Measure` as plain data, the first one decides
+
+
 class Summary(FinalMeasures):
     """summary.json: the result and what it is the result of."""
 
+    format: int
     rounds: int
     seconds: float
     method: str
@@ -284,7 +291,6 @@ class Summary(FinalMeasures):
     environment: Environment
     participation: dict[str, ParticipationRecord]
     sites: dict[str, dict[Which, SiteMeasures]]  # of each site that has a test set of its own
-    less_is_better: list[str]  # of the further measures
     sha256: dict[str, str]  # of the records and of what was written with the summary
 
 
@@ -318,6 +324,7 @@ class StudyEntry(TypedDict):
 class StudyIndex(TypedDict):
     """study.json."""
 
+    format: int
     name: str
     command: str
     baseline: str
@@ -326,12 +333,6 @@ class StudyIndex(TypedDict):
 
 
 RoundColumn = Literal[
-    "accuracy",
-    "balanced_accuracy",
-    "auroc",
-    "loss",
-    "ece",
-    "personal_accuracy",
     "local_loss",
     "shift_loss",
     "aggregation_loss",
@@ -342,7 +343,7 @@ RoundColumn = Literal[
     "bytes_down",
     "seconds",
 ]
-"""A number of a round that tables and curves show."""
+"""A number of a round beside the measures, which tables and curves show."""
 
 L = TypeVar("L")
 

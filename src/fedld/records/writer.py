@@ -1,6 +1,7 @@
 """The run directory: what happened, line by line, and nothing half-written.
 
 config.toml        the experiment, every default written out
+run.json           format of the records, the task and its measures
 environment.json   the machine and the libraries that began it
 rounds.jsonl       one line per round; lines of this and the next three files end with a checksum (`chain`)
 clients.jsonl      one line per round and client
@@ -21,14 +22,15 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any, TypedDict
+from typing import IO, Any, TypedDict, cast
 
 from fedld.errors import FedLDError
 from fedld.paths import make_folder
 from fedld.records.chain import last_digest, sealed, split
-from fedld.records.schema import FAILED, FILES, Environment, L, RecordFile, Summary
+from fedld.records.format1 import upgrade
+from fedld.records.schema import FAILED, FILES, Environment, L, RecordFile, RunFacts, Summary
 
-CHECKSUMMED = ("federation.json", "predictions.csv", "predictions.json")
+CHECKSUMMED = ("run.json", "federation.json", "predictions.csv", "predictions.json")
 """Files beside the records of which summary.json has a checksum."""
 
 
@@ -85,7 +87,8 @@ def each_line(folder: Path, file: RecordFile[L]) -> Iterator[L]:
     path = folder / file.name
     if path.exists():
         with path.open("rb") as lines:
-            yield from (json.loads(split(line)[0]) for line in lines if line.strip())
+            found = (json.loads(split(line)[0]) for line in lines if line.strip())
+            yield from (cast(L, upgrade(file.name, one)) for one in found)
 
 
 def read_lines(folder: Path, file: RecordFile[L]) -> list[L]:
@@ -111,12 +114,15 @@ class RunDirectory:
         self._digests = {file.name: sha256() for file in FILES}
         self._last: dict[str, str] = {}  # digest of the last line of every open file
 
-    def begin(self, config: str, environment: Environment, federation: dict[str, Any]) -> None:
+    def begin(
+        self, config: str, environment: Environment, federation: dict[str, Any], facts: RunFacts
+    ) -> None:
         """Start a new run; a directory that already holds one is refused."""
         if (self.path / "config.toml").exists():
             raise FedLDError(
                 f"'{self.path}' already holds a run: choose another --out, or continue it with --resume"
             )
+        write_atomically(self.path / "run.json", dump(facts).encode() + b"\n")
         write_atomically(self.path / "environment.json", dump(environment).encode() + b"\n")
         write_atomically(self.path / "federation.json", dump(federation).encode() + b"\n")
         write_atomically(self.path / "config.toml", config.encode())

@@ -9,7 +9,7 @@ import numpy as np
 from fedld.analysis.statistics import paired_difference
 from fedld.records.reader import Run
 from fedld.records.schema import RoundColumn
-from fedld.study.measures import finite_series, mean_of
+from fedld.study.measures import mean_of
 
 TERMS: dict[str, RoundColumn] = {
     "local": "local_loss",
@@ -63,13 +63,13 @@ class Account:
 
 def account_of(label: str, runs: Sequence[Run]) -> Account:
     """Mean over a method's runs, read from their records."""
-    served = any(finite_series(run, "accuracy") for run in runs)
+    served = any("test" in line for run in runs for line in run.rounds.lines)
 
     def over(key: RoundColumn) -> float | None:
         return mean_of([mean_of(list(run.series(key).values())) for run in runs]) if served else None
 
     def last(key: RoundColumn) -> float | None:
-        series = [finite_series(run, key) for run in runs]
+        series = [{r: v for r, v in run.series(key).items() if np.isfinite(v)} for run in runs]
         return mean_of([one[max(one)] for one in series if one])
 
     local, shift, aggregation, total = map(last, (*TERMS.values(), "global_loss"))

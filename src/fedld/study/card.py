@@ -119,19 +119,31 @@ class ModelCard:
         unit = (
             "." if patients is None else f"; pictures of one of the {patients} patients are not independent."
         )
-        return [markdown([head, *rows]), "", how + unit, *self._best()]
+        return [markdown([head, *rows]), "", how + unit, *self._measures(), *self._best()]
+
+    def _measures(self) -> list[str]:
+        """All measures of the final model on the test pictures, the user's among them."""
+        final = self.summary.get("test", {}).get("final", {})
+        told = []
+        for measure in self.run.measures.values():
+            value = final.get(measure.name)
+            if value is not None:
+                told.append(f"{clean(measure.title)} {measure.format(measure.scaled(value))}")
+        return ["", f"On all test pictures: {', '.join(told)}."] if told else []
 
     def _best(self) -> list[str]:
         """Which round the clients' validation images chose."""
-        best = self.summary.get("validated_round")
+        best = self.summary.get("validated")
         if best is None:
             return []
-        accuracy = self.summary.get("validated_accuracy")
-        worth = "" if accuracy is None else f"; its accuracy on the test pictures is {accuracy:.3f}"
+        first = next(iter(self.run.measures.values()))
+        value = best["test"].get(first.name)
+        worth = "" if value is None else f"; its {first.title} on the test pictures is {value:.3f}"
         return [
             "",
             f"The results are of the last round, {self.summary['rounds']}. By the pictures that the clients "
-            f"set aside from training, round {best} is the best: its model is best.safetensors{worth}.",
+            f"set aside from training, round {best['round']} is the best: its model is best.safetensors"
+            f"{worth}.",
         ]
 
     def _own_results(self) -> list[tuple[str, list[str]]]:

@@ -13,12 +13,12 @@ import numpy as np
 
 from fedld.config.experiment import Experiment, make_experiment, parse_toml
 from fedld.config.own import name_values
-from fedld.config.resolve import make_metrics
+from fedld.config.resolve import make_measures
 from fedld.errors import FedLDError
 from fedld.methods import METHODS
 from fedld.paths import make_folder
-from fedld.records.reader import read_object, read_run
-from fedld.records.schema import Event, StudyEntry, StudyIndex
+from fedld.records.reader import check_format, read_object, read_run
+from fedld.records.schema import FORMAT, Event, StudyEntry, StudyIndex
 from fedld.records.writer import dump, write_atomically
 from fedld.registry import find, options_of
 from fedld.study.comparison import Comparison, compare_runs
@@ -34,7 +34,7 @@ class StudyPlan:
     command: str
     baseline: str
     cells: list[tuple[str, Experiment]]
-    primary: str = "accuracy"
+    primary: str
 
     @property
     def rounds(self) -> int:
@@ -58,6 +58,7 @@ class StudyPlan:
             for label, e in self.cells
         ]
         return {
+            "format": FORMAT,
             "name": self.name,
             "command": self.command,
             "baseline": self.baseline,
@@ -72,7 +73,7 @@ def plan(
     seeds: Sequence[int],
     *,
     command: str,
-    primary: str = "accuracy",
+    primary: str | None = None,
 ) -> StudyPlan:
     """Every method with every seed; a table named like a method is for it alone: `fedprox.mu=0.1`.
 
@@ -97,8 +98,8 @@ def plan(
     ]
     baseline = "fedavg" if "fedavg" in labelled else next(iter(labelled))
     title = f"{', '.join(labelled)} on {cells[0][1].dataset}"
-    further = make_metrics(cells[0][1])
-    return StudyPlan(title, command, baseline, cells, check_primary(primary, further))
+    decides = check_primary(primary, make_measures(cells[0][1]))
+    return StudyPlan(title, command, baseline, cells, decides)
 
 
 def check_seeds(seeds: Any) -> list[int]:
@@ -182,10 +183,13 @@ def reopen(out: Path) -> StudyPlan:
     index = read_object(out / "study.json")
     if index is None:
         raise FedLDError(f"'{out}' holds no study to finish")
+    check_format(index, out / "study.json")
     try:
         cells = [(one["label"], make_experiment(parse_toml(one["settings"]))) for one in index["runs"]]
         name, command, baseline = (str(index[key]) for key in ("name", "command", "baseline"))
-        return StudyPlan(name, command, baseline, cells, check_primary(index["primary"]))
+        return StudyPlan(
+            name, command, baseline, cells, check_primary(index["primary"], make_measures(cells[0][1]))
+        )
     except (KeyError, TypeError):
         raise FedLDError(
             f"'{out / 'study.json'}' is damaged, or older than this: give the whole command and --resume"

@@ -3,7 +3,7 @@
 Methods are compared over the seeds they share with the baseline: same partition, same initial weights.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean, stdev
@@ -12,20 +12,19 @@ from typing import Any
 from fedld.analysis.statistics import PairedDifference, holm, paired_difference
 from fedld.methods import METHODS
 from fedld.records.reader import Run, by_label
+from fedld.records.schema import FORMAT
 from fedld.study import formats
 from fedld.study.accounts import Account, Explanation, account_of, explain
 from fedld.study.measures import (
-    MEASURES,
-    PRIMARY,
-    Shown,
     check_primary,
-    finite_series,
-    further_measures,
+    finite_scores,
     mean_of,
+    measures_of,
     never_predicted,
     value_of,
 )
 from fedld.study.verdict import headline, warnings
+from fedld.tasks.measure import Measure, last_mean
 
 LEVEL = 0.05
 WHY = (
@@ -40,7 +39,7 @@ class Standing:
 
     label: str
     seeds: list[int]
-    values: dict[str, dict[int, float]]  # measure, seed; accuracies in percent
+    values: dict[str, dict[int, float]]  # measure, seed; as they are shown
     last5: dict[int, float]
     best: dict[int, float]
     personal: dict[int, float]  # the personalised models, apart
@@ -51,6 +50,7 @@ class Standing:
     differences: dict[str, PairedDifference] = field(default_factory=dict)  # measure: to the baseline
     difference: PairedDifference | None = None  # that of the primary measure
     p_value: float | None = None  # of the primary measure, Holm's over all methods of the comparison
+    measures: tuple[str, ...] = ()  # all of them, the first one decides unless another is named
     reference: bool = False  # a bound such as `central`: it is compared, but cannot win
     same_as_fedavg: bool = False  # FedBN on a network that has no BatchNorm
 
@@ -64,24 +64,21 @@ class Standing:
         return None if self.p_value is None else self.p_value < LEVEL
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; `final`, `last5` and `best` are accuracies in percent, one per seed.
-
-        `further` has the measures that users added.
-        """
+        """Plain data; `final`, `last5`, `best` and `personal` are of the first measure, a value per seed."""
         d = self.difference
-        lists = {"final": self.values.get("accuracy", {}), "last5": self.last5, "best": self.best}
-        lists |= {name: self.values.get(name, {}) for name in MEASURES if name != "accuracy"}
+        first, *others = self.measures
+        lists = {"final": self.values.get(first, {}), "last5": self.last5, "best": self.best}
+        lists |= {name: self.values.get(name, {}) for name in others}
         lists["personal"] = self.personal
         found: dict[str, Any] = {"label": self.label, "seeds": self.seeds, "reference": self.reference}
         for name, by_seed in lists.items():
+            if name in found:
+                continue  # a user's measure with the name of another field: it is among `values`
             values = [by_seed[s] for s in self.seeds if s in by_seed] or None
             found |= {name: values, f"{name}_mean": fmean(values) if values else None}
             found[f"{name}_sd"] = stdev(values) if values and len(values) > 1 else None
-        further = {
-            name: list(values.values()) for name, values in self.values.items() if name not in MEASURES
-        }
         return found | {
-            "further": further,
+            "values": {name: list(by_seed.values()) for name, by_seed in self.values.items()},
             "difference": d.mean if d else None,
             "interval": d.interval if d else None,
             "effect_size": d.effect_size if d else None,
@@ -103,18 +100,19 @@ class Comparison:
     baseline: str
     primary: str
     round: int
+    measures: dict[str, Measure]  # those of the task and those that users added, by name
     standings: list[Standing]  # as they were named
     runs: tuple[Run, ...] = field(repr=False, default=())
     failed: tuple[Run, ...] = field(repr=False, default=())  # they are in no number above
 
-    @cached_property
-    def measures(self) -> dict[str, Shown]:
-        """All measures and how they are shown: the built-in ones and those that users added."""
-        return MEASURES | further_measures(self.runs)
+    @property
+    def first(self) -> Measure:
+        """The measure of the last-five, best and personalised values."""
+        return next(iter(self.measures.values()))
 
     @property
-    def shown(self) -> Shown:
-        """How the primary measure is shown."""
+    def shown(self) -> Measure:
+        """The primary measure."""
         return self.measures[self.primary]
 
     @cached_property
@@ -178,9 +176,11 @@ class Comparison:
         """Plain data: the table, the verdict and what explains it."""
         found = self.explanation
         return {
+            "format": FORMAT,
             "title": self.title,
             "baseline": self.baseline,
             "primary": self.primary,
+            "measures": [measure.to_json() for measure in self.measures.values()],
             "round": self.round,
             "verdict": self.verdict,
             "warnings": self.warnings,
@@ -206,7 +206,8 @@ class Comparison:
         """Method, seed, measure and value, row by row."""
         rows: list[list[object]] = []
         for s in self.standings:
-            series = s.values | {"last5_accuracy": s.last5, "best_accuracy": s.best, "personal": s.personal}
+            name = self.first.name
+            series = s.values | {f"last5_{name}": s.last5, f"best_{name}": s.best, "personal": s.personal}
             rows += [[s.label, seed, name, v] for name, by in series.items() for seed, v in by.items()]
         return rows
 
@@ -217,24 +218,20 @@ class Comparison:
 
     def _columns(self) -> list[tuple[str, Any]]:
         """Headings and what stands under them; the primary measure comes first."""
-        further = [name for name in self.measures if name not in MEASURES]
-        others = [m for m in (*further, *PRIMARY) if m != self.primary]
+        others = [m for m, one in self.measures.items() if m != self.primary and not one.minor]
+        unit, digits = f", {self.first.unit}" if self.first.unit else "", self.first.digits
         return [
-            (self._heading(self.primary), lambda s: self._values(s, self.primary)),
+            (self.shown.heading, lambda s: self._values(s, self.primary)),
             (f"minus {self.baseline} [95 %]", lambda s: _difference(s, self.shown.digits)),
             ("p (Holm)", lambda s: "" if s.p_value is None else f"{s.p_value:.3f}"),
             ("effect", lambda s: _effect(s.difference)),
-            *((self._heading(m), lambda s, m=m: self._values(s, m)) for m in others),
-            ("last 5, %", lambda s: formats.spread(list(s.last5.values()))),
-            ("best, %", lambda s: formats.spread(list(s.best.values()))),
-            ("personalised, %", lambda s: formats.spread(list(s.personal.values()))),
+            *((self.measures[m].heading, lambda s, m=m: self._values(s, m)) for m in others),
+            (f"last 5{unit}", lambda s: formats.spread(list(s.last5.values()), digits)),
+            (f"best{unit}", lambda s: formats.spread(list(s.best.values()), digits)),
+            (f"personalised{unit}", lambda s: formats.spread(list(s.personal.values()), digits)),
             ("MB", lambda s: f"{s.megabytes:.1f}"),
             ("s", lambda s: f"{s.seconds:.0f}"),
         ]
-
-    def _heading(self, measure: str) -> str:
-        shown = self.measures[measure]
-        return shown.name + (f", {shown.unit}" if shown.unit else "")
 
     def _values(self, standing: Standing, measure: str) -> str:
         values = list(standing.values.get(measure, {}).values())
@@ -243,19 +240,18 @@ class Comparison:
     def _lead(self, standing: Standing) -> float:
         """What methods are ranked by: paired differences, as means over other seeds are not comparable."""
         if standing.difference is not None:
-            return self.shown.better * standing.difference.mean
+            return self.shown.sign * standing.difference.mean
         return 0.0 if standing.label == self.baseline else float("-inf")
 
 
 def compare_runs(
-    title: str, runs: Sequence[Run], baseline: str | None = None, primary: str = "accuracy"
+    title: str, runs: Sequence[Run], baseline: str | None = None, primary: str | None = None
 ) -> Comparison:
     """Compare the methods of some runs on the same data; the baseline is FedAvg, else the first method."""
-    further = further_measures(runs)
-    check_primary(primary, further)
+    measures = measures_of(runs)
+    primary = check_primary(primary, measures)
     at, compared = _comparable([run for run in runs if not run.failure])
-    names = [*MEASURES, *further]
-    standings = [_standing(label, own, at, names) for label, own in by_label(compared).items()]
+    standings = [_standing(label, own, at, measures) for label, own in by_label(compared).items()]
     known = [s.label for s in standings if primary in s.values] or [s.label for s in standings]
     if baseline not in known:
         baseline = "fedavg" if "fedavg" in known else next(iter(known), "")
@@ -264,6 +260,7 @@ def compare_runs(
         baseline,
         primary,
         at,
+        measures,
         _tested(standings, baseline, primary),
         runs=tuple(compared),
         failed=tuple(run for run in runs if run.failure),
@@ -274,33 +271,33 @@ def _comparable(runs: Sequence[Run]) -> tuple[int, list[Run]]:
     """Finished runs; if fewer than two methods have finished, all of them at the last round they share."""
     finished = [run for run in runs if run.finished and run.rounds.lines]
     if len({run.label for run in finished}) < min(2, len({run.label for run in runs})):
-        finished = [run for run in runs if finite_series(run, "accuracy")]
+        finished = [run for run in runs if any("test" in line for line in run.rounds.lines)]
     last = [max(line["round"] for line in run.rounds.lines) for run in finished]
     return min(last, default=0), finished
 
 
-def _standing(label: str, runs: Sequence[Run], at: int, measures: Sequence[str]) -> Standing:
-    found = {name: {run.seed: value_of(run, name, at) for run in runs} for name in measures}
+def _standing(label: str, runs: Sequence[Run], at: int, measures: Mapping[str, Measure]) -> Standing:
+    found = {name: {run.seed: value_of(run, one, at) for run in runs} for name, one in measures.items()}
     values = {
         name: {seed: v for seed, v in by_seed.items() if v is not None} for name, by_seed in found.items()
     }
-    if not values["accuracy"]:  # no global model: what clients measured before training is nobody's
-        values = {}
-    accuracy = {run.seed: list(finite_series(run, "accuracy", at).values()) for run in runs}
-    own = {run.seed: list(finite_series(run, "personal_accuracy", at).values()) for run in runs}
+    first = next(iter(measures.values()))
+    test = {run.seed: list(finite_scores(run, first, at).values()) for run in runs}
+    own = {run.seed: list(finite_scores(run, first, at, "personal").values()) for run in runs}
     classes = [name for run in runs for name in never_predicted(run)]
     sent = [sum(run.series("bytes_up").values()) + sum(run.series("bytes_down").values()) for run in runs]
     return Standing(
         label,
         sorted(run.seed for run in runs),
         {name: by_seed for name, by_seed in values.items() if by_seed},
-        {seed: 100 * fmean(series[-5:]) for seed, series in accuracy.items() if series},
-        {seed: 100 * max(series) for seed, series in accuracy.items() if series},
-        {seed: 100 * series[-1] for seed, series in own.items() if series},
+        {seed: last_mean(series) for seed, series in test.items() if series},
+        {seed: first.best(series) for seed, series in test.items() if series},
+        {seed: series[-1] for seed, series in own.items() if series},
         account_of(label, runs),
         {name: classes.count(name) for name in dict.fromkeys(classes)},
         (mean_of(sent) or 0.0) / 1e6,
         mean_of([sum(run.series("seconds").values()) for run in runs]) or 0.0,
+        measures=tuple(measures),
         reference=_is_reference(runs[0]),
         same_as_fedavg=any(_keeps_nothing(run) for run in runs),
     )

@@ -1,109 +1,77 @@
-"""What methods are compared by: the measures of a run's global model, and how they are shown."""
+"""What methods are compared by: the measures of a run's global model, as its records describe them."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
 
 from fedld.errors import FedLDError, nearest
-from fedld.records.reader import Run, clean, number
-from fedld.records.schema import RoundColumn, RoundLine
+from fedld.records.reader import Evaluated, Run, clean, number
+from fedld.tasks.measure import Measure
 
 Series = dict[int, float]
 """Round, value."""
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A measure's name in tables and sentences, its unit, and which way is better."""
-
-    name: str
-    unit: str = ""
-    factor: float = 1.0
-    digits: int = 2
-    better: int = 1  # 1: more, -1: less
-
-    @property
-    def points(self) -> str:
-        """The unit of a difference."""
-        return " points" if self.unit == "%" else ""
-
-    def format(self, value: float) -> str:
-        """A value with its unit."""
-        return f"{value:.{self.digits}f}" + (f" {self.unit}" if self.unit else "")
-
-
-MEASURES = {
-    "accuracy": Shown("accuracy", "%", 100),
-    "balanced_accuracy": Shown("balanced accuracy", "%", 100),
-    "auroc": Shown("AUROC", digits=4),
-    "worst_client": Shown("worst client's accuracy", "%", 100),
-    "loss": Shown("loss", digits=4, better=-1),
-    "ece": Shown("calibration error", digits=3, better=-1),
-}
-_RECORDED: dict[str, RoundColumn] = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced_accuracy",
-    "auroc": "auroc",
-    "loss": "loss",
-    "ece": "ece",
-}
-PRIMARY = ("accuracy", "balanced_accuracy", "auroc", "worst_client")
-
-
-def check_primary(name: str, further: Iterable[str] = ()) -> str:
-    """The measure that decides a comparison, one of `further` where those are measured, or a sentence."""
-    known = [*PRIMARY, *further]
-    if name not in known:
-        raise FedLDError(f"unknown primary measure '{name}': {nearest(name, known)}")
+def check_primary(name: str | None, measures: Iterable[str]) -> str:
+    """The measure that decides a comparison: the first one unless another is named."""
+    names = list(measures)
+    if name is None:
+        return names[0]
+    if name not in names:
+        raise FedLDError(f"unknown primary measure '{name}': {nearest(name, names)}")
     return name
 
 
-def further_measures(runs: Iterable[Run]) -> dict[str, Shown]:
-    """The measures that users added to the runs (`--metric`), and how they are shown."""
-    found: dict[str, Shown] = {}
+def measures_of(runs: Iterable[Run]) -> dict[str, Measure]:
+    """The measures of some runs by name, in the order of the first run that has them."""
+    found: dict[str, Measure] = {}
     for run in runs:
-        less = run.summary.get("less_is_better", []) if run.summary else []
-        for name in {name: None for line in run.rounds.lines for name in _further(line)}:
-            found.setdefault(name, Shown(clean(name), digits=4, better=-1 if name in less else 1))
+        for name, measure in run.measures.items():
+            found.setdefault(name, measure)
     return found
 
 
-def _further(line: RoundLine) -> dict[str, float | None]:
-    """What a line says of measures that users added; a damaged line says nothing."""
-    metrics = line.get("metrics")
-    return metrics if isinstance(metrics, dict) else {}
+def value_of(run: Run, measure: Measure, at: int | None = None) -> float | None:
+    """A measure in the last evaluation until a round, as it is shown; None where it is not defined then.
+
+    A model that has diverged since an earlier evaluation has no value of that one.
+    """
+    series = until(run.scores(measure.name), at)
+    last = series[max(series)] if series else float("nan")
+    return measure.scaled(last) if np.isfinite(last) else None
 
 
-def value_of(run: Run, measure: str, at: int) -> float | None:
-    """The last finite value of a run's measure until a round, in the measure's unit."""
-    if measure == "worst_client":
-        accuracies = client_accuracies(run, at)[0]
-        return min(accuracies.values()) if accuracies else None
-    if measure not in MEASURES:
-        further = {line["round"]: number(_further(line).get(measure)) for line in run.rounds.lines}
-        known = {round_: v for round_, v in further.items() if np.isfinite(v) and round_ <= at}
-        return known[max(known)] if known else None
-    series = finite_series(run, _RECORDED[measure], at)
-    return MEASURES[measure].factor * series[max(series)] if series else None
+def finite_scores(run: Run, measure: Measure, at: int | None = None, of: Evaluated = "test") -> Series:
+    """A measure in every evaluation where it is a number, until a round, as it is shown."""
+    series = until(run.scores(measure.name, of), at)
+    return {round_: measure.scaled(value) for round_, value in series.items() if np.isfinite(value)}
 
 
-def finite_series(run: Run, key: RoundColumn, at: int | None = None) -> Series:
-    """A recorded measure where it is a number, until a round."""
-    return {r: v for r, v in run.series(key).items() if np.isfinite(v) and (at is None or r <= at)}
+def until(series: Mapping[int, float], at: int | None) -> Series:
+    """The part of a series until a round."""
+    return {round_: value for round_, value in series.items() if at is None or round_ <= at}
 
 
-def client_accuracies(run: Run, at: int | None = None) -> tuple[dict[str, float], str]:
-    """Accuracy (%) of the global model at every client: on its own test set, else on its training data."""
+def client_scores(run: Run, measure: Measure) -> dict[str, float]:
+    """A measure of the last global model on every client's own test set, as it is shown; none without one."""
     for line in reversed(run.rounds.lines):
-        own = line.get("client_accuracy")
-        if isinstance(own, dict) and own and (at is None or line["round"] <= at):
-            values = {clean(k): 100 * number(v) for k, v in own.items()}
-            return {name: v for name, v in values.items() if np.isfinite(v)}, "own test set"
-    latest = {x["client"]: x for x in run.clients.lines if "client" in x and (at is None or x["round"] <= at)}
-    values = {clean(name): 100 * number(line.get("accuracy_before")) for name, line in latest.items()}
-    return {name: v for name, v in values.items() if np.isfinite(v)}, "own training data"
+        tables = line.get("client_tests")
+        if isinstance(tables, dict) and tables:
+            values = {clean(name): number(scores.get(measure.name)) for name, scores in tables.items()}
+            return {name: measure.scaled(v) for name, v in values.items() if np.isfinite(v)}
+    return {}
+
+
+def training_scores(run: Run, measure: Measure) -> dict[str, float]:
+    """A measure of the incoming model on every client's training data when it last took part, as shown."""
+    latest = {line["client"]: line.get("before") for line in run.clients.lines if "client" in line}
+    values = {
+        clean(name): number(scores.get(measure.name))
+        for name, scores in latest.items()
+        if isinstance(scores, dict)
+    }
+    return {name: measure.scaled(v) for name, v in values.items() if np.isfinite(v)}
 
 
 def never_predicted(run: Run) -> list[str]:

@@ -84,15 +84,10 @@ def rehearsal(line: Event) -> str:
 def facts(line: Event) -> str:
     """A round in a few words."""
     parts = [f"round {line['round']}"]
-    for key, name in (
-        ("accuracy", "accuracy"),
-        ("personal_accuracy", "personal"),
-        ("loss", "loss"),
-        ("validation_loss", "validation"),
-        ("local_loss", "local"),
-        ("shift_loss", "shift"),
-        ("aggregation_loss", "aggregation"),
-    ):
-        if line.get(key) is not None:
-            parts.append(f"{name} {line[key]:.3f}")
+    test, personal = line.get("test") or {}, line.get("personal") or {}
+    shown = {name: test.get(name) for name in [*[name for name in test if name != "count"][:1], "loss"]}
+    shown |= {"personal": next((value for name, value in personal.items() if name != "count"), None)}
+    shown |= {"validation": (line.get("validation") or {}).get("loss")}
+    shown |= {term: line.get(f"{term}_loss") for term in ("local", "shift", "aggregation")}
+    parts += [f"{name} {value:.3f}" for name, value in shown.items() if value is not None]
     return "  ".join(parts)

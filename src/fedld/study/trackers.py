@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedld.errors import FedLDError, nearest
+from fedld.records.flat import flat_round, flatten
 from fedld.records.reader import Run, read
 from fedld.records.schema import Config, Event
-from fedld.study.report.tables import flatten
 
 Scalars = dict[str, float]
 
@@ -132,13 +132,13 @@ def replay(paths: Sequence[Path], tracker: str, out: Path) -> None:
 def scalars(line: Mapping[str, object]) -> Scalars:
     """The numbers of a round.
 
-    >>> scalars({"round": 3, "accuracy": 0.5, "auroc": None, "excluded": {}})
-    {'accuracy': 0.5}
+    >>> scalars({"round": 3, "test": {"accuracy": 0.5, "auroc": None}, "validation": {"loss": 0.7}})
+    {'accuracy': 0.5, 'validation_loss': 0.7}
     """
     skip = ("round", "rounds")
     return {
         key: float(value)
-        for key, value in line.items()
+        for key, value in flat_round(line).items()
         if key not in skip and isinstance(value, int | float) and not isinstance(value, bool)
     }
 

@@ -8,17 +8,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from fedld.aggregation import Principal
 from fedld.config.experiment import Experiment, assign, make_experiment
-from fedld.config.resolve import describe_objective, make_method, make_metrics
+from fedld.config.resolve import describe_objective, make_measures, make_method
 from fedld.engine import loop
 from fedld.errors import FedLDError, nearest
 from fedld.paths import make_folder
 from fedld.records.reader import Run, read_run
+from fedld.records.schema import FORMAT
 from fedld.records.writer import write_atomically
 from fedld.registry import options_of
 from fedld.study.grid import Cell, OtherSettings, run_cell
-from fedld.study.measures import MEASURES, check_primary, finite_series, value_of
+from fedld.study.measures import check_primary
+from fedld.tasks.measure import Measure, known, last_mean
 
 Settings = dict[str, Any]
 Value = float | int | bool | str
@@ -77,7 +81,11 @@ class Tuned:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return asdict(self) | {"experiment": self.experiment.model_dump(mode="json", exclude_none=True)}
+        return (
+            {"format": FORMAT}
+            | asdict(self)
+            | {"experiment": self.experiment.model_dump(mode="json", exclude_none=True)}
+        )
 
     def to_toml(self) -> str:
         """The recommended experiment."""
@@ -150,7 +158,7 @@ def tune(
     minutes: float,
     trials: int | None = None,
     seeds: Sequence[int] = (0,),
-    primary: str = "accuracy",
+    primary: str | None = None,
     only: Sequence[str] | None = None,
     grid: Mapping[str, tuple[Value, ...]] | None = None,
     ranges: Mapping[str, SearchRange] | None = None,
@@ -177,13 +185,15 @@ def tune(
     if ranges is None:
         ranges = ranges_of(settings, only)
     check_ranges(settings, ranges)
-    metrics = make_metrics(make_experiment(settings))
-    check_primary(primary, metrics)
-    if primary != "accuracy" and not make_method(make_experiment(settings)).has_global:
+    measures = make_measures(make_experiment(settings))
+    primary = check_primary(primary, measures)
+    measure = measures[primary]
+    if (measure.exact or measure.worst) and not make_method(make_experiment(settings)).has_global:
+        first = next(iter(measures))
         raise FedLDError(
-            "a method without a global model is tuned by its own models' accuracy: --primary accuracy"
+            f"a method without a global model is tuned by its own models' {first}: --primary {first}"
         )
-    less = primary in metrics and metrics[primary].better == "less"
+    less = measure.better == "less"
     if (out / "trials").exists() and not resume:
         raise FedLDError(f"'{out}' already holds a search: choose another --out, or finish it with --resume")
     make_folder(out / "trials")  # what cannot be written to fails once, before the first trial
@@ -191,7 +201,7 @@ def tune(
     def objective(choice: Any) -> float:
         asked = grid or choice.number
         values = {name: _suggest(choice, name, span) for name, span in ranges.items()} if asked else {}
-        trial = _try(apply(held, values), values, choice.number, out / "trials", seeds, primary)
+        trial = _try(apply(held, values), values, choice.number, out / "trials", seeds, measure)
         done.append(trial)
         progress(trial)
         if trial.score is None:
@@ -219,7 +229,7 @@ def _try(
     number: int,
     folder: Path,
     seeds: Sequence[int],
-    primary: str,
+    measure: Measure,
 ) -> TuningTrial:
     """One choice with every seed; what diverges has no score."""
     start = time.perf_counter()
@@ -228,7 +238,7 @@ def _try(
         cell = Cell("trial", make_experiment(settings | {"seed": seed}), folder / f"{number:03d}-seed{seed}")
         try:
             run_cell(cell, loop.quiet)
-            scores.append(_score(read_run(cell.path), primary))
+            scores.append(_score(read_run(cell.path), measure))
         except OtherSettings:
             raise
         except FedLDError as error:
@@ -236,15 +246,15 @@ def _try(
     return TuningTrial(number, values, fmean(scores), time.perf_counter() - start)
 
 
-def _score(run: Run, primary: str) -> float:
-    """A run's measure, mean of the last five evaluations; without a global model, its own ones' accuracy."""
-    evaluated = list(finite_series(run, "accuracy"))[-5:]
-    if not evaluated:
-        return fmean(list(finite_series(run, "personal_accuracy").values())[-5:])
-    found = [value for at in evaluated if (value := value_of(run, primary, at)) is not None]
-    if not found:
-        raise FedLDError(f"there is no {primary} on the validation images")
-    return fmean(found) / (MEASURES[primary].factor if primary in MEASURES else 1)
+def _score(run: Run, measure: Measure) -> float:
+    """A run's measure, mean of the last five evaluations; without a global model, of the clients' own.
+
+    A model whose last evaluation has no value, as of one that diverged, has no score.
+    """
+    series = list((run.scores(measure.name) or run.scores(measure.name, "personal")).values())
+    if not series or not np.isfinite(series[-1]):
+        raise FedLDError(f"there is no {measure.name} on the validation images in the last evaluation")
+    return last_mean(known(series))
 
 
 def _suggest(choice: Any, name: str, span: SearchRange) -> Value:

@@ -7,7 +7,7 @@ from fedld.analysis.diagnosis.evidence import listing
 from fedld.analysis.participation import Participation
 from fedld.records.reader import by_label, clean
 from fedld.study.accounts import MEANING, Explanation
-from fedld.study.measures import chance_level, client_accuracies
+from fedld.study.measures import chance_level
 
 if TYPE_CHECKING:
     from fedld.study.comparison import Comparison, Standing
@@ -67,10 +67,10 @@ def _ranking(comparison: "Comparison") -> str:
     """The winner against its rival, and where every other method stands."""
     winner, test, shown = comparison.winner, comparison.decisive, comparison.shown
     if winner is None:
-        return f"no method has a global model whose {shown.name} could be compared"
+        return f"no method has a global model whose {shown.title} could be compared"
     mean = winner.mean(comparison.primary)
     if test is None or test.difference is None or comparison.rival is None:
-        value = "" if mean is None else f": {shown.format(mean)} {shown.name}"
+        value = "" if mean is None else f": {shown.format(mean)} {shown.title}"
         return f"{winner.label}{value} after round {comparison.round}"
     first = _lead(comparison, winner, test)
     told = {winner.label, comparison.rival, comparison.baseline}
@@ -93,7 +93,7 @@ def _lead(comparison: "Comparison", winner: "Standing", test: "Standing") -> str
         return f"{winner.label} and {comparison.rival} are level"
     verb = "beats" if test.significant else "is ahead of"
     tail = {True: "", False: ", but not significantly", None: " with a single seed"}[test.significant]
-    measure = "" if comparison.primary == "accuracy" else f" of {comparison.shown.name}"
+    measure = "" if comparison.primary == comparison.first.name else f" of {comparison.shown.title}"
     lead = f"{winner.label} {verb} {comparison.rival} by {_amount(comparison, size)}{measure}{tail}"
     return lead + _but(comparison, worse_in(comparison))
 
@@ -105,7 +105,7 @@ def _place(comparison: "Comparison", standing: "Standing") -> str:
         return f"not comparable: it shares no seed with {comparison.baseline}"
     if _level(comparison, d.mean):
         return f"level with {comparison.baseline}"
-    side = "ahead" if d.mean * comparison.shown.better > 0 else "behind"
+    side = "ahead" if d.mean * comparison.shown.sign > 0 else "behind"
     sure = {True: "", False: " (not significant)", None: ""}[standing.significant]
     return f"{_amount(comparison, abs(d.mean))} {side}{sure}"
 
@@ -124,28 +124,30 @@ def worse_in(comparison: "Comparison") -> dict[str, float]:
     if winner is None or test is None or comparison.rival is None:
         return {}
     sign = 1 if winner.label != comparison.baseline else -1
-    found = {
-        name: sign * d.mean
-        for name, d in test.differences.items()
-        if name not in ("worst_client", "ece") and name != comparison.primary
-    }
+    found = {name: sign * d.mean for name, d in test.differences.items() if _told(comparison, name)}
     shown = comparison.measures
     return {
         name: value
         for name, value in found.items()
-        if round(value * shown[name].better, shown[name].digits) < 0
+        if round(value * shown[name].sign, shown[name].digits) < 0
     }
+
+
+def _told(comparison: "Comparison", name: str) -> bool:
+    """Whether sentences tell of a measure beside the primary one."""
+    measure = comparison.measures[name]
+    return name != comparison.primary and measure.worst is None and not measure.minor
 
 
 def _but(comparison: "Comparison", worse: dict[str, float]) -> str:
     shown = comparison.measures
-    parts = [f"{shown[name].name} ({signed(v, shown[name].digits)})" for name, v in worse.items()]
+    parts = [f"{shown[name].title} ({signed(v, shown[name].digits)})" for name, v in worse.items()]
     return f", yet is worse in {_listed(parts)}" if parts else ""
 
 
 def warnings(comparison: "Comparison") -> list[str]:
     """Failed runs, absences, classes that are never predicted, few seeds, a method that is another one."""
-    kinds = (_failed, _absent, _never, _seeds, _same)
+    kinds = (_failed, _absent, _unmeasured, _never, _seeds, _same)
     return [line for kind in kinds for line in kind(comparison)]
 
 
@@ -166,6 +168,16 @@ def _absent(comparison: "Comparison") -> list[str]:
         for one in Participation(run.clients.lines).absences
     ]
     return found[:3] + ([f"{len(found) - 3} more absences in these runs"] if len(found) > 3 else [])
+
+
+def _unmeasured(comparison: "Comparison") -> list[str]:
+    """Why there is no value of the primary measure, if there is none."""
+    shown = comparison.shown
+    if not comparison.standings or any(comparison.primary in s.values for s in comparison.standings):
+        return []
+    if shown.worst:
+        return [f"there is no {shown.title}: the clients have no test samples of their own"]
+    return [f"there is no {shown.title} in the last evaluation of any run"]
 
 
 def _never(comparison: "Comparison") -> list[str]:
@@ -209,22 +221,25 @@ def _of_one(comparison: "Comparison") -> list[PageAnswer]:
     (only,) = comparison.standings
     mean = only.mean(comparison.primary)
     value = "–" if mean is None else comparison.shown.format(mean)
-    shown = {name: one for name, one in comparison.measures.items() if name not in ("worst_client", "ece")}
-    means = {name: only.mean(name) for name in shown if name != comparison.primary}
-    told = [f"{shown[name].name} {shown[name].format(v)}" for name, v in means.items() if v is not None]
+    shown = comparison.measures
+    means = {name: only.mean(name) for name in shown if _told(comparison, name)}
+    told = [f"{shown[name].title} {shown[name].format(v)}" for name, v in means.items() if v is not None]
     seeds = f"{len(only.seeds)} seed{'s' if len(only.seeds) > 1 else ''}"
     found = [
         PageAnswer(
             "How good is it?",
             value,
-            f"{comparison.shown.name} after round {comparison.round}, {seeds}; {', '.join(told)}",
+            f"{comparison.shown.title} after round {comparison.round}, {seeds}; {', '.join(told)}",
         )
     ]
-    if (worst := only.mean("worst_client")) is not None and comparison.primary != "worst_client":
-        where = client_accuracies(comparison.runs[0])[1]
-        detail = f"the lowest accuracy of the global model at any client, on its {where}"
-        value = comparison.measures["worst_client"].format(worst)
-        found.append(PageAnswer("How is the worst client served?", value, detail))
+    for measure in shown.values():
+        if measure.worst and measure.name != comparison.primary:
+            worst = only.mean(measure.name)
+            if worst is not None:
+                detail = (
+                    f"the worst {shown[measure.worst].title} of the global model on any client's own test set"
+                )
+                found.append(PageAnswer("How is the worst client served?", measure.format(worst), detail))
     if only.account.total is not None:
         found.append(
             PageAnswer("What does it lose, and where?", f"{only.account.total:.3f}", _terms_of(only))
@@ -248,7 +263,7 @@ def _who(comparison: "Comparison") -> PageAnswer:
     places = [(s, s.mean(comparison.primary)) for s in comparison.ranked]
     told = [(s, f"{s.label} {m:.{shown.digits}f}") for s, m in places if m is not None]
     detail = (
-        f"{shown.name} after round {comparison.round}: {', '.join(t for s, t in told if not s.reference)}"
+        f"{shown.title} after round {comparison.round}: {', '.join(t for s, t in told if not s.reference)}"
     )
     bounds = [text for s, text in told if s.reference]
     return PageAnswer(

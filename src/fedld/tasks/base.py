@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedld.errors import FedLDError
-from fedld.tasks.measure import Measure
+from fedld.tasks.measure import Measure, Scores
 from fedld.tasks.metrics import Metric
 from fedld.tasks.tally import SamplePredictions, SampleTally, Tally
 
 CHUNK = 512  # samples of a test set whose user metrics are summed at once
-Scores = dict[str, float | None]
-"""Values of measures by name, and `count`, the number of samples; None where a value is not defined."""
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,16 @@ Nothing here imports torch: whoever reads records needs names, units and digits 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 if TYPE_CHECKING:
     from fedld.tasks.tally import Tally
 
 Better = Literal["more", "less"]
+Scores = dict[str, float | None]
+"""Values of measures by name, and `count`, the number of samples; None where a value is not defined."""
 LAST = 5
 """Evaluations at the end of a run whose mean is reported beside the last value."""
 
@@ -30,6 +33,7 @@ class Measure:
     value   from a tally to the recorded value; None where the measure was read from a file
     exact   whether the value needs every prediction (`Tally.predictions`), not only sums
     worst   the measure of which this one is the worst client's value, if it is one
+    minor   whether sentences and tables of text leave it out; pages, files and curves have it
     """
 
     name: str
@@ -41,6 +45,7 @@ class Measure:
     value: "Callable[[Tally], float | None] | None" = None
     exact: bool = False
     worst: str | None = None
+    minor: bool = False
 
     @property
     def sign(self) -> int:
@@ -106,6 +111,7 @@ class Measure:
             better="less" if plain.get("better") == "less" else "more",
             exact=plain.get("exact") is True,
             worst=worst if isinstance(worst, str) else None,
+            minor=plain.get("minor") is True,
         )
 
 
@@ -115,7 +121,7 @@ def last_mean(values: Sequence[float]) -> float:
     >>> last_mean([9.0, 1.0, 2.0, 3.0, 4.0, 5.0])
     3.0
     """
-    return fmean(values[-LAST:])
+    return float(np.mean(values[-LAST:]))
 
 
 def known(values: Sequence[float | None]) -> list[float]:

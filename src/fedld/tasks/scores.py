@@ -1,16 +1,19 @@
 """Functions of logits and class numbers: confusion, AUROC, cross-entropy and calibration.
 
-Written on NumPy alone (scikit-learn is the tests' reference) because every worker imports this.
+Written on NumPy alone (scikit-learn is the tests' reference): readers of records import this without torch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
-from torch import Tensor
 
 from fedld.errors import FedLDError
+from fedld.tasks.measure import Measure
+from fedld.tasks.tally import SampleTally, Tally
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -27,7 +30,7 @@ class Calibration:
     ece: float
 
 
-def confusion(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> Integers:
+def confusion(logits: ArrayLike, labels: ArrayLike) -> Integers:
     """Counts (C, C + 1): row = true class, column = predicted class, last column = no finite prediction.
 
     >>> confusion([[2.0, 0.0], [0.0, 1.0], [float("nan"), 0.0]], [0, 0, 1])
@@ -48,7 +51,7 @@ def balanced_accuracy(counts: Integers) -> float:
     return float(np.mean(np.diag(counts)[present] / totals[present])) if present.any() else float("nan")
 
 
-def cross_entropy(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> float:
+def cross_entropy(logits: ArrayLike, labels: ArrayLike) -> float:
     """Mean over samples of -log softmax(z)_y; nan without samples or with a logit that is not finite."""
     z, y = _checked(logits, labels)
     if not len(y) or not _finite(z).all():
@@ -56,7 +59,7 @@ def cross_entropy(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> flo
     return float(np.mean(logsumexp(z, axis=1) - z[np.arange(len(y)), y]))
 
 
-def auroc(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> float:
+def auroc(logits: ArrayLike, labels: ArrayLike) -> float:
     """Area under the ROC curve: one against the rest, mean over the classes that occur; nan for one class.
 
     A sample's score for class k is the log odds z_k - logsumexp(z_others), which orders samples as the
@@ -70,7 +73,7 @@ def auroc(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> float:
     return float(np.mean(areas))
 
 
-def calibration(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor, bins: int = BINS) -> Calibration:
+def calibration(logits: ArrayLike, labels: ArrayLike, bins: int = BINS) -> Calibration:
     """Calibration error: sum of count/N |accuracy - confidence| over bins (Guo et al. 2017, Eq. 3)."""
     z, y = _checked(logits, labels)
     empty = np.full(bins, np.nan)
@@ -96,11 +99,72 @@ def _finite(z: Floats) -> NDArray[np.bool_]:
     return np.asarray(np.isfinite(z).all(axis=1))
 
 
-def _checked(logits: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> tuple[Floats, Integers]:
-    z = np.asarray(logits.detach().double().cpu() if isinstance(logits, Tensor) else logits, dtype=np.float64)
-    y = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels).astype(np.int64)
+def _array(values: Any) -> Any:
+    """A torch tensor of any precision as what NumPy takes; anything else as it is."""
+    return values.detach().double().cpu() if hasattr(values, "detach") else values
+
+
+def _checked(logits: ArrayLike, labels: ArrayLike) -> tuple[Floats, Integers]:
+    z, y = np.asarray(_array(logits), np.float64), np.asarray(_array(labels)).astype(np.int64)
     if z.ndim != 2 or z.shape[1] < 2 or y.shape != z.shape[:1]:
         raise FedLDError(f"logits must be (N, C >= 2) and labels (N,), got {z.shape} and {y.shape}")
     if len(y) and not 0 <= y.min() <= y.max() < z.shape[1]:
         raise FedLDError(f"labels must lie in 0..{z.shape[1] - 1}, got {y.min()}..{y.max()}")
     return z, y
+
+
+def _loss(tally: Tally) -> float:
+    """Mean cross-entropy: in float64 where the predictions are kept."""
+    if isinstance(tally, SampleTally):
+        return _exactly(cross_entropy)(tally)
+    return tally.mean
+
+
+def _exactly(function: Callable[[Any, Any], float]) -> Callable[[Tally], float]:
+    """Make a function of outputs and targets one of a tally that keeps them."""
+
+    def value(tally: Tally) -> float:
+        assert isinstance(tally, SampleTally)
+        return function(tally.predictions.outputs, tally.predictions.targets)
+
+    return value
+
+
+ACCURACY = Measure(
+    name="accuracy",
+    title="accuracy",
+    unit="%",
+    scale=100,
+    digits=2,
+    value=lambda tally: tally.share("correct"),
+)
+BALANCED_ACCURACY = Measure(
+    name="balanced_accuracy",
+    title="balanced accuracy",
+    unit="%",
+    scale=100,
+    digits=2,
+    value=_exactly(lambda z, y: balanced_accuracy(confusion(z, y))),
+    exact=True,
+)
+AUROC = Measure(name="auroc", title="AUROC", value=_exactly(auroc), exact=True)
+WORST_CLIENT = Measure(
+    name="worst_client",
+    title="worst client's accuracy",
+    unit="%",
+    scale=100,
+    digits=2,
+    worst="accuracy",
+)
+LOSS = Measure(name="loss", title="loss", better="less", value=_loss)
+ECE = Measure(
+    name="ece",
+    title="calibration error",
+    digits=3,
+    minor=True,
+    better="less",
+    value=_exactly(lambda z, y: calibration(z, y).ece),
+    exact=True,
+)
+MEASURES = (ACCURACY, BALANCED_ACCURACY, AUROC, WORST_CLIENT, LOSS, ECE)
+"""What a classification is judged by; the first one decides unless another is named."""

@@ -58,6 +58,10 @@ class Tally:
         variance = (self.loss_squared - self.loss**2 / self.count) / (self.count - 1)
         return float((max(variance, 0.0) / self.count) ** 0.5)
 
+    def without_samples(self) -> "Tally":
+        """The sums alone."""
+        return Tally(self.count, self.loss, self.loss_squared, self.sums)
+
     def share(self, name: str) -> float:
         """One of the sums divided by the number of samples; nan without samples."""
         return self.sums[name] / self.count if self.count else float("nan")

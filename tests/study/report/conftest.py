@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedld.records.schema import FILES, RecordFile
+from fedld.tasks.scores import MEASURES
 
 GAIN = {"fedavg": 0.0, "fedprox": 0.003, "fedld": 0.02}
 
@@ -62,11 +63,14 @@ def _make_run(path: Path, method: str = "fedavg", seed: int = 0, **options) -> P
             "bytes_up": 4_000_000,
             "buffer_disagreement": None,
             "bytes_down": 4_000_000,
-            "accuracy": accuracy,
-            "balanced_accuracy": accuracy - 0.01,
-            "auroc": accuracy + 0.06,
-            "loss": 1.2 - accuracy,
-            "ece": 0.05,
+            "test": {
+                "count": 500,
+                "accuracy": accuracy,
+                "balanced_accuracy": accuracy - 0.01,
+                "auroc": accuracy + 0.06,
+                "loss": 1.2 - accuracy,
+                "ece": 0.05,
+            },
             "seconds": 1.5,
             **terms(method, t, rounds, 0.004 * random.normal()),
         }
@@ -79,10 +83,11 @@ def _make_run(path: Path, method: str = "fedavg", seed: int = 0, **options) -> P
                     "index": i,
                     "size": int(sizes[i]),
                     "label_counts": counts[i].tolist(),
-                    "loss_before": 0.6,
-                    "loss_after": 0.4,
-                    "accuracy_before": float(np.clip(accuracy - 0.1 + 0.04 * i / clients * 5, 0, 1)),
-                    "accuracy_after": min(1.0, accuracy + 0.05),
+                    "before": {
+                        "loss": 0.6,
+                        "accuracy": float(np.clip(accuracy - 0.1 + 0.04 * i / clients * 5, 0, 1)),
+                    },
+                    "after": {"loss": 0.4, "accuracy": min(1.0, accuracy + 0.05)},
                     "steps": 4.0,
                     "train_loss": 0.5,
                     "seconds": 0.2,
@@ -146,8 +151,11 @@ def _make_run(path: Path, method: str = "fedavg", seed: int = 0, **options) -> P
         "classes": ["healthy", "disease", *(f"class {k}" for k in range(2, classes))][:classes],
     }
     (path / "predictions.json").write_text(json.dumps(predictions))
+    facts = {"format": 2, "task": "classification", "measures": [one.to_json() for one in MEASURES]}
+    (path / "run.json").write_text(json.dumps(facts))
     summary = {
-        "final_accuracy": lines[-1]["accuracy"],
+        "format": 2,
+        "test": {"final": lines[-1]["test"]},
         "rounds": rounds,
         "seconds": 1.5 * rounds,
         "seed": seed,

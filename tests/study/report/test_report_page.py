@@ -29,7 +29,7 @@ def page(study, tmp_path_factory):
 def test_every_part_is_there(page):
     titles = re.findall(r"<h3>([^<]*)</h3>", page)
     for title in (
-        *("Difference to fedavg", "Accuracy", "Which loss term explains it", "AUROC", "Loss on the test set"),
+        *("Difference to fedavg", "Accuracy", "Which loss term explains it", "AUROC", "Loss"),
         *(
             "Loss decomposition over rounds",
             "Cross loss: every client&#39;s model on every client&#39;s data",
@@ -87,7 +87,10 @@ def test_damaged_records_cost_only_their_part(make_study, tmp_path):
 
 def test_rounds_of_any_type_do_not_stop_the_page(make_run, tmp_path):
     path = make_run(tmp_path / "r")
-    lines = [{"round": t, "accuracy": "high", "loss": [1], "client_accuracy": 3} for t in (1, 2)]
+    lines = [
+        {"round": t, "test": {"accuracy": "high", "loss": [1]}, "client_tests": 3, "personal": []}
+        for t in (1, 2)
+    ]
     (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_report([path], tmp_path / "r.html")
     assert "No verdict yet" in (tmp_path / "r.html").read_text()

@@ -20,7 +20,7 @@ def test_frames_hold_the_records(study):
     assert frames.cross_loss.height == 9 * 8 * 25
     lines = [json.loads(x) for x in (study / "runs/fedld-seed1/rounds.jsonl").read_text().splitlines()]
     own = frames.rounds.filter((polars.col("label") == "fedld") & (polars.col("seed") == 1))
-    assert own["accuracy"].to_list() == [line["accuracy"] for line in lines]
+    assert own["accuracy"].to_list() == [line["test"]["accuracy"] for line in lines]
     cosines = frames.cosines["cosine"]
     assert cosines.min() >= -1
     assert cosines.max() <= 1

@@ -16,7 +16,7 @@ from fedld.study.verdict import answers
 
 def last(study, method, key):
     lines = [(study / f"runs/{method}-seed{s}/rounds.jsonl").read_text().splitlines()[-1] for s in range(3)]
-    return np.array([json.loads(line)[key] for line in lines])
+    return np.array([(one | one["test"])[key] for one in map(json.loads, lines)])
 
 
 def test_winner_difference_and_significance(study):
@@ -74,7 +74,7 @@ def test_pooled_data_are_a_reference_and_cannot_win(make_study, tmp_path):
     path = make_study(tmp_path / "s", methods=("fedavg", "fedld", "central"))
     for seed in range(3):
         file = path / f"runs/central-seed{seed}/rounds.jsonl"
-        lines = [json.loads(line) | {"accuracy": 0.99} for line in file.read_text().splitlines()]
+        lines = [json.loads(line) | {"test": {"accuracy": 0.99}} for line in file.read_text().splitlines()]
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     verdict = compare_runs("t", read([path]).runs, "fedavg")
     assert [standing.label for standing in verdict.ranked] == ["fedld", "fedavg", "central"]
@@ -86,7 +86,9 @@ def test_seeds_that_only_one_method_has_do_not_decide(make_study, tmp_path):
     path = make_study(tmp_path / "s", methods=("fedavg", "fedld"))
     for name, accuracy in (("fedavg-seed0", 0.92), ("fedld-seed0", 0.90), ("fedld-seed1", 0.99)):
         file = path / "runs" / name / "rounds.jsonl"
-        lines = [json.loads(line) | {"accuracy": accuracy} for line in file.read_text().splitlines()]
+        lines = [
+            json.loads(line) | {"test": {"accuracy": accuracy}} for line in file.read_text().splitlines()
+        ]
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     for name in ("fedavg-seed1", "fedavg-seed2", "fedld-seed2"):
         shutil.rmtree(path / "runs" / name)

@@ -6,11 +6,12 @@ import numpy as np
 
 from fedld.analysis.diagnosis.evidence import Evidence, Finding, listing, warning
 from fedld.analysis.diagnosis.thresholds import limit
+from fedld.tasks.measure import known
 
 
 def nothing_learned(evidence: Evidence) -> Iterator[Finding]:
     """The global model is no better than guessing."""
-    values = [v for line in evidence.rounds if (v := line.get("balanced_accuracy")) is not None]
+    values = known([line.get("test", {}).get("balanced_accuracy") for line in evidence.rounds])
     if not values or evidence.label_counts is None:
         return
     chance = 1 / max(int(np.count_nonzero(np.asarray(evidence.label_counts).sum(axis=0))), 1)

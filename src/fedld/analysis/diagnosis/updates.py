@@ -6,7 +6,8 @@ import numpy as np
 
 from fedld.analysis.diagnosis.evidence import Evidence, Finding, listing, warning
 from fedld.analysis.diagnosis.thresholds import limit
-from fedld.analysis.updates import UpdateMeasures, gram_clients, gram_report, split, update_measures
+from fedld.analysis.updates import UpdateMeasures, gram_report, split, update_measures
+from fedld.records.flat import gram_clients
 from fedld.records.schema import ConflictLine
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedld.analysis import PairedDifference, paired_difference
 from fedld.config.experiment import make_experiment
+from fedld.config.resolve import make_measures
 from fedld.errors import FedLDError
 from fedld.records.schema import ROUNDS, Event
 from fedld.records.writer import read_lines, write_atomically
@@ -150,7 +151,8 @@ def plan(
     title = f"Figure 2 on {short_name(cells[0][1].dataset)}: one round" + (
         f" after {warm_rounds} rounds of FedAvg on iid clients" if warm_rounds else ""
     )
-    return FigurePlan(warm, StudyPlan(title, command, f"plain-alpha{alphas[0]:g}", cells))
+    primary = next(iter(make_measures(cells[0][1])))
+    return FigurePlan(warm, StudyPlan(title, command, f"plain-alpha{alphas[0]:g}", cells, primary))
 
 
 def run_figure2(

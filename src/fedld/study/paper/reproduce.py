@@ -7,7 +7,7 @@ from typing import Any
 
 from fedld.config.experiment import make_experiment
 from fedld.config.presets import read_preset
-from fedld.config.resolve import make_metrics
+from fedld.config.resolve import make_measures
 from fedld.data import DataSpec
 from fedld.data.datasets import open_table
 from fedld.data.table import Table
@@ -65,7 +65,7 @@ def plan(
     arms: list[str] | None = None,
     splits: list[str] | None = None,
     command: str = "",
-    primary: str = "accuracy",
+    primary: str | None = None,
 ) -> TablePlan:
     """The study of every split: preset, then the data at hand, then the given settings."""
     chosen = _chosen(table, splits, settings)
@@ -79,8 +79,8 @@ def plan(
             for arm in arms or ARMS[table]
         ]
         baseline = cells[0][0]
-        check_primary(primary, make_metrics(cells[0][1]))
-        studies[split] = StudyPlan(f"{table}, {word}", command, baseline, cells, primary)
+        chosen_measure = check_primary(primary, make_measures(cells[0][1]))
+        studies[split] = StudyPlan(f"{table}, {word}", command, baseline, cells, chosen_measure)
         words[split] = word
     dataset = next(iter(studies.values())).cells[0][1].dataset
     title = f"Table {table[-1]} at {scale} scale on {short_name(dataset)}"

@@ -111,7 +111,7 @@ class Reproduced:
                 ax.axvline(0, color="0.5", linewidth=0.8)
                 shown = column.comparison.shown
                 unit = "points" if shown.unit == "%" else "units"
-                over = f"{unit} of {shown.name} over {column.comparison.baseline}"
+                over = f"{unit} of {shown.title} over {column.comparison.baseline}"
                 ax.set(title=column.data, xlabel=over)
                 ax.set_yticks(range(count), self.labels)
                 ax.spines[["top", "right"]].set_visible(False)
@@ -123,6 +123,6 @@ class Reproduced:
 
 def _final(comparison: Comparison, label: str) -> str:
     standing = comparison.standing(label)
-    if "accuracy" in standing.values:
-        return spread(list(standing.values["accuracy"].values()))
+    if (name := comparison.first.name) in standing.values:
+        return spread(list(standing.values[name].values()))
     return f"{spread(list(standing.personal.values()))} (personalised)"

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedld.errors import FedLDError
 from fedld.records.reader import StudyRecords, read
 from fedld.records.writer import write_atomically
-from fedld.study.measures import check_primary, further_measures
+from fedld.study.measures import check_primary, measures_of
 from fedld.study.report.build import build, compare_groups
 from fedld.study.report.page import render
 
@@ -45,7 +45,7 @@ def _read(paths: Sequence[Path], primary: str | None) -> StudyRecords:
     study = read(paths)
     if primary is None:
         return study
-    return replace(study, primary=check_primary(primary, further_measures(study.runs)))
+    return replace(study, primary=check_primary(primary, measures_of(study.runs)))
 
 
 def write_figures(paths: Sequence[Path], folder: Path, primary: str | None = None) -> None:

@@ -9,14 +9,12 @@ from typing import TypeVar
 from fedld.analysis.diagnosis.gather import Shared, diagnose_all
 from fedld.errors import FedLDError
 from fedld.records.reader import Run, StudyRecords, by_label, clean, number
-from fedld.records.schema import RoundColumn
 from fedld.study.comparison import Comparison, compare_runs
 from fedld.study.report.chart import Chart, looks
 from fedld.study.report.clients import fairness_chart, labels_chart
 from fedld.study.report.comparison import difference_chart, explanation_chart
 from fedld.study.report.contributions import contributions_chart
-from fedld.study.report.curves import MEASURES as CURVES
-from fedld.study.report.curves import measure_chart, step_chart, traffic_chart
+from fedld.study.report.curves import curves, measure_chart, step_chart, traffic_chart
 from fedld.study.report.matrices import cosine_chart, cross_loss_chart
 from fedld.study.report.measured import measured_chart
 from fedld.study.report.participation import participation_chart
@@ -119,8 +117,8 @@ def setting_title(run: Run) -> str:
 
 def _group(key: str, comparison: Comparison, runs: list[Run]) -> Group:
     styles = looks(list(by_label(runs)))
-    curve: RoundColumn = next((name for name in CURVES if name == comparison.primary), "accuracy")
-    others = [name for name in CURVES if name != curve]
+    curve = comparison.shown
+    others = [measure for measure in curves(runs) if measure.name != curve.name]
     needs_rounds = "rounds.jsonl holds no measurement of it"
     needs_terms = "no round was decomposed: run with --decompose 1"
     needs_labels = "clients.jsonl holds no label counts"
@@ -132,7 +130,7 @@ def _group(key: str, comparison: Comparison, runs: list[Run]) -> Group:
         top.append(absence)
     if len(comparison.ranked) > 1:
         top.append(_part("Difference", "needs two methods", lambda: difference_chart(comparison, styles)))
-    top.append(_part(CURVES[curve][0], needs_rounds, lambda: measure_chart(runs, curve, styles, TOP)))
+    top.append(_part(curve.title, needs_rounds, lambda: measure_chart(runs, curve, styles, TOP)))
     if comparison.rival is not None:
         top.append(_part("Which loss term explains it", needs_terms, lambda: _explain(comparison)))
     sections = [
@@ -140,8 +138,8 @@ def _group(key: str, comparison: Comparison, runs: list[Run]) -> Group:
             comparison_table(comparison, styles), paper_table(runs),
         ]),
         Section("curves", "Other measures over rounds", [
-            _part(CURVES[name][0], needs_rounds, partial(measure_chart, runs, name, styles))
-            for name in others
+            _part(measure.title, needs_rounds, partial(measure_chart, runs, measure, styles))
+            for measure in others
         ]),
         Section("decomposition", "Loss decomposition", [
             _part("Loss decomposition over rounds", needs_terms, lambda: terms_chart(runs)),

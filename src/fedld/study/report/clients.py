@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedld.records.reader import Run, by_label, clean, longest_run
-from fedld.study.measures import client_accuracies
+from fedld.study.measures import client_scores, measures_of, training_scores
 from fedld.study.report.chart import Chart, DataCell, Floats, Look, settle, short
 from fedld.study.report.style import SECOND, SEQUENTIAL, SERIES, SURFACE, drawing, new_figure
 
@@ -90,28 +90,34 @@ def _cells(matrix: Floats, names: list[str], classes: list[str]) -> Figure:
 
 
 def fairness(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
-    """Mean over seeds of the best, mean and worst client and the gap between best and worst, in percent."""
-    found = {}
+    """Mean over seeds of the worst, mean and best client and the gap, on their own test sets, as shown."""
+    found: dict[str, dict[str, float]] = {}
+    measure = next(iter(measures_of(runs).values()), None)
+    if measure is None:
+        return found
     for label, own in by_label(runs).items():
-        values = [list(client_accuracies(run)[0].values()) for run in own]
+        values = [list(client_scores(run, measure).values()) for run in own]
         values = [v for v in values if v]
         if values:
-            best, worst = float(np.mean([max(v) for v in values])), float(np.mean([min(v) for v in values]))
+            best = float(np.mean([measure.best(v) for v in values]))
+            worst = float(np.mean([measure.worst_of(v) for v in values]))
             mean = float(np.mean([np.mean(v) for v in values]))
-            found[label] = {"worst": worst, "mean": mean, "best": best, "gap": best - worst}
+            found[label] = {"worst": worst, "mean": mean, "best": best, "gap": abs(best - worst)}
     return found
 
 
 def fairness_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | None:
-    """Every client's accuracy under every method: one dot per client, mean over seeds."""
+    """The first measure at every client under every method: one dot per client, mean over seeds."""
     rows: list[tuple[DataCell, ...]] = []
-    grouped, where = by_label(runs), ""
+    measure = next(iter(measures_of(runs).values()))
+    grouped = by_label(runs)
+    tested = any(client_scores(run, measure) for run in runs)
+    where = "own test set" if tested else "own training data"
     found: dict[str, dict[str, float]] = {}
     for label, own in grouped.items():
-        seeds = [client_accuracies(run) for run in own]
-        where = where or next((kind for values, kind in seeds if values), "")
-        names = dict.fromkeys(name for values, _ in seeds for name in values)
-        found[label] = {n: float(np.mean([v[n] for v, _ in seeds if n in v])) for n in names}
+        seeds = [client_scores(run, measure) if tested else training_scores(run, measure) for run in own]
+        names = dict.fromkeys(name for values in seeds for name in values)
+        found[label] = {n: float(np.mean([v[n] for v in seeds if n in v])) for n in names}
         rows += [(label, name, value) for name, value in found[label].items()]
     found = {label: values for label, values in found.items() if values}
     if not found:
@@ -126,26 +132,37 @@ def fairness_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | N
                 x, np.full(len(x), y), "o", color=styles[label].colour, markersize=8,
                 markeredgecolor=SURFACE, markeredgewidth=1.5,
             )  # fmt: skip
-            worst = min(values, key=lambda n: values[n])
+            worst = (min if measure.better == "more" else max)(values, key=lambda n: values[n])
             ax.annotate(
-                short(worst, 18), (x.min(), y), (0, 9), textcoords="offset points", fontsize=9, ha="center"
+                short(worst, 18),
+                (values[worst], y),
+                (0, 9),
+                textcoords="offset points",
+                fontsize=9,
+                ha="center",
             )
         ax.set_yticks(range(len(found)), [short(label) for label in found])
         ax.set_ylim(len(found) - 0.4, -0.6)
         ax.tick_params(axis="y", length=0)
         ax.grid(axis="y", visible=False)
         ax.margins(x=0.08)
-        ax.set_xlabel(f"accuracy at every client, {where} (%)")
+        unit = f" ({measure.unit})" if measure.unit else ""
+        ax.set_xlabel(f"{measure.title} at every client, {where}{unit}")
         settle(figure)
     return Chart(
         "clients",
-        "Accuracy of every client",
+        f"{_capital(measure.title)} of every client",
         f"The global model on each client's {where}; one dot per client, the worst one named.",
         "; ".join(
-            f"{k}: worst client {min(v.values()):.1f} %, best {max(v.values()):.1f} %"
+            f"{k}: worst client {measure.format(measure.worst_of(list(v.values())))}, best "
+            f"{measure.format(measure.best(list(v.values())))}"
             for k, v in found.items()
         ),
         figure,
-        ("method", "client", "accuracy"),
+        ("method", "client", measure.name),
         rows,
     )
+
+
+def _capital(title: str) -> str:
+    return title[:1].upper() + title[1:]

@@ -32,7 +32,7 @@ def difference_chart(comparison: Comparison, styles: Mapping[str, Look]) -> Char
         ax.spines["left"].set_visible(False)
         ax.grid(axis="y", visible=False)
         ax.set_xlabel(
-            f"{shown.name} minus {short(comparison.baseline)}'s{' (points)' if shown.points else ''}"
+            f"{shown.title} minus {short(comparison.baseline)}'s{' (points)' if shown.points else ''}"
         )
         settle(figure)
     said = [
@@ -43,7 +43,7 @@ def difference_chart(comparison: Comparison, styles: Mapping[str, Look]) -> Char
         "difference",
         f"Difference to {comparison.baseline}",
         "Dot: mean over paired seeds. Line: 95 % interval; where it crosses 0, chance may explain it.",
-        f"Paired difference of final {shown.name} to {comparison.baseline}: {'; '.join(said)}.",
+        f"Paired difference of final {shown.title} to {comparison.baseline}: {'; '.join(said)}.",
         figure,
         ("method", "seeds", "difference", "low", "high", "p_holm"),
         [

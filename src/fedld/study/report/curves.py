@@ -1,11 +1,12 @@
 """Measures over rounds: accuracy, AUROC, loss, step length, and accuracy against traffic."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from fedld.records.reader import Run, by_label, longest_run, number
 from fedld.records.schema import RoundColumn
+from fedld.study.measures import measures_of
 from fedld.study.report.chart import (
     Band,
     Chart,
@@ -19,32 +20,46 @@ from fedld.study.report.chart import (
     short,
 )
 from fedld.study.report.style import MUTED, drawing, new_figure
-
-MEASURES: dict[RoundColumn, tuple[str, str, float]] = {
-    "accuracy": ("Accuracy", "%", 100.0),
-    "balanced_accuracy": ("Balanced accuracy", "%", 100.0),
-    "auroc": ("AUROC", "", 1.0),
-    "loss": ("Loss on the test set", "", 1.0),
-}
+from fedld.tasks.measure import Measure
 
 
-def bands_of(runs: Sequence[Run], key: RoundColumn, factor: float = 1.0) -> dict[str, Band]:
-    """Mean and range of a measure over the seeds of every method that has it."""
+def bands_of(runs: Sequence[Run], series: Callable[[Run], Mapping[int, float]]) -> dict[str, Band]:
+    """Mean and range of a number over the seeds of every method that has it."""
     found = {}
     for label, own in by_label(runs).items():
-        made = band([{r: factor * v for r, v in run.series(key).items()} for run in own])
+        made = band([dict(series(run)) for run in own])
         if made is not None:
             found[label] = made
     return found
 
 
+def scores_of(measure: Measure) -> Callable[[Run], Mapping[int, float]]:
+    """A measure of the test set in every round, as it is shown; nan where it was not evaluated."""
+
+    def series(run: Run) -> Mapping[int, float]:
+        scores = {line["round"]: float("nan") for line in run.rounds.lines} | run.scores(measure.name)
+        return {round_: measure.scaled(value) for round_, value in scores.items()}
+
+    return series
+
+
+def column(key: RoundColumn) -> Callable[[Run], Mapping[int, float]]:
+    """A number of every round beside the measures."""
+    return lambda run: run.series(key)
+
+
+def curves(runs: Sequence[Run]) -> list[Measure]:
+    """The measures that have a value in some round, the first one first."""
+    return [measure for measure in measures_of(runs).values() if bands_of(runs, scores_of(measure))]
+
+
 def measure_chart(
-    runs: Sequence[Run], key: RoundColumn, styles: Mapping[str, Look], size: tuple[int, int] = (560, 300)
+    runs: Sequence[Run], measure: Measure, styles: Mapping[str, Look], size: tuple[int, int] = (560, 300)
 ) -> Chart | None:
     """One measure over rounds."""
-    name, unit, factor = MEASURES[key]
-    bands = bands_of(runs, key, factor)
-    return line_chart(key, name, unit, bands, styles, size) if bands else None
+    bands = bands_of(runs, scores_of(measure))
+    title = measure.title[:1].upper() + measure.title[1:]
+    return line_chart(measure.name, title, measure.unit, bands, styles, size) if bands else None
 
 
 def line_chart(
@@ -83,9 +98,12 @@ def _rows(b: Band) -> list[tuple[int, float, float, float]]:
     ]
 
 
+STEP: tuple[RoundColumn, RoundColumn] = ("norm_ratio", "cosine_to_average")
+
+
 def step_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | None:
     """Length of the server's step and its angle to the plain average: small or opposed means conflict."""
-    ratio, cosine = bands_of(runs, "norm_ratio"), bands_of(runs, "cosine_to_average")
+    ratio, cosine = (bands_of(runs, column(key)) for key in STEP)
     if not ratio or not cosine:
         return None
     with drawing():
@@ -124,10 +142,12 @@ def _merged(a: Band, b: Band | None) -> list[tuple[int, float, float | None]]:
 
 
 def traffic_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | None:
-    """Accuracy against bytes sent: what a method's extra messages buy."""
+    """The first measure against bytes sent: what a method's extra messages buy."""
+    measure = next(iter(measures_of(runs).values()))
+    title = measure.title[:1].upper() + measure.title[1:]
     lines: dict[str, tuple[Floats, Floats]] = {}
     for label, own in by_label(runs).items():
-        b, sent = bands_of(own, "accuracy", 100).get(label), _megabytes(longest_run(own))
+        b, sent = bands_of(own, scores_of(measure)).get(label), _megabytes(longest_run(own))
         if b is not None:
             lines[label] = (np.array([sent.get(int(r), np.nan) for r in b.x]), b.mean)
     if not lines:
@@ -140,17 +160,17 @@ def traffic_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | No
                 x, y, label=short(label), marker="o" if len(x) < 3 else "", **styles[label].plot
             )
             line.set_gid(f"part-series-{styles[label].slot}")
-        ax.set(xlabel="MB sent, both ways", ylabel="Accuracy (%)")
+        ax.set(xlabel="MB sent, both ways", ylabel=f"{title} ({measure.unit})" if measure.unit else title)
         ax.grid(axis="x", visible=False)
         settle(figure)
     return Chart(
         "traffic",
-        "Accuracy against communication",
+        f"{title} against communication",
         "Counted, not estimated: shared weights and every message of the method, up and down.",
-        "Accuracy over megabytes sent. "
-        + ", ".join(f"{k}: {y[-1]:.2f} % after {x[-1]:.1f} MB" for k, (x, y) in lines.items()),
+        f"{title} over megabytes sent. "
+        + ", ".join(f"{k}: {measure.format(y[-1])} after {x[-1]:.1f} MB" for k, (x, y) in lines.items()),
         figure,
-        ("method", "megabytes", "accuracy"),
+        ("method", "megabytes", measure.name),
         [(k, float(a), float(b)) for k, (x, y) in lines.items() for a, b in zip(x, y, strict=True)],
         [hover_of(ax, lines, colours(styles)) | {"unit": "MB"}],
         legend(lines, styles),

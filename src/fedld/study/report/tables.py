@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
+from fedld.records.flat import flatten
 from fedld.records.reader import Run, by_label, clean, longest_run
 from fedld.records.schema import RoundColumn
 from fedld.study.comparison import Comparison, Standing
@@ -67,7 +67,7 @@ def comparison_table(comparison: Comparison, styles: Mapping[str, Look]) -> Page
                 TableCell(str(len(s.seeds)), len(s.seeds)),
             ]
         )
-    heads = {name: f"{one.name} {one.unit}".strip() for name, one in comparison.measures.items()}
+    heads = {name: f"{one.title} {one.unit}".strip() for name, one in comparison.measures.items()}
     columns = ["method", heads[comparison.primary], f"minus {comparison.baseline}", "95 % interval"]
     columns += ["p (Holm)", "effect", *(heads[name] for name in others), "client gap", "personalised %"]
     columns += ["never predicted", "seeds"]
@@ -218,18 +218,3 @@ def environment_table(runs: Sequence[Run]) -> PageTable:
     return PageTable(
         "environment", "Environment", "Where the runs were made.", ["fact", "value"], rows, wide=False
     )
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested tables as dotted keys.
-
-    >>> flatten({"method": {"name": "fedprox", "mu": 0.1}, "lr": 0.05})
-    {'method.name': 'fedprox', 'method.mu': '0.1', 'lr': '0.05'}
-    """
-    found: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            found |= flatten(value, f"{prefix}{key}.")
-        else:
-            found[clean(prefix + key)] = clean(value)
-    return found

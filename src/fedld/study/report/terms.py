@@ -10,7 +10,7 @@ from fedld.records.reader import Run
 from fedld.records.schema import RoundColumn
 from fedld.study.accounts import TERMS
 from fedld.study.report.chart import Band, Chart, Hover, LegendKey, hover_of, settle, short
-from fedld.study.report.curves import bands_of
+from fedld.study.report.curves import bands_of, column
 from fedld.study.report.style import INK, TERM_COLOURS, drawing, new_figure
 
 COLUMNS = 3
@@ -21,7 +21,7 @@ CSS = {"local": "var(--axis)", "shift": "var(--s7)", "aggregation": "var(--s4)",
 def terms_chart(runs: Sequence[Run]) -> Chart | None:
     """Signed terms, stacked away from 0 on both sides; the line is their sum, the global loss."""
     keys: dict[str, RoundColumn] = {**TERMS, "global": "global_loss"}
-    found = {term: bands_of(runs, key) for term, key in keys.items()}
+    found = {term: bands_of(runs, column(key)) for term, key in keys.items()}
     labels = [label for label in found["global"] if all(label in found[term] for term in TERMS)][:PANELS]
     if not labels:
         return None
