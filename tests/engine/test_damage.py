@@ -30,7 +30,7 @@ class Keeping(FedAvg):
         client.train(self.loss)
         client.weights.mul_(1 - 0.001 * count)
         if client.round == self.poison and client.name == "client_1":
-            client.weights.fill_(1e30)
+            client.weights.fill_(1e15)  # its square is a finite float32: not refused
         return client.reply(state={"count": count})
 
 
