@@ -34,6 +34,7 @@ types: $(INSTALLED)
 fuzz: $(INSTALLED)
 	$(BIN)/python tests/fuzz/fuzz.py configurations 2000
 	$(BIN)/python tests/fuzz/fuzz.py files 1000
+	$(BIN)/python tests/fuzz/fuzz.py messages 2000
 
 # The figures of docs/performance.md for this machine, in about a quarter of an hour; let nothing else run.
 bench: $(INSTALLED)

@@ -63,8 +63,8 @@ class Consortium:
                 start_new_session=True,
             )
 
-    def start_server(self):
-        words = [FEDLD, "server", "start", "--port", str(self.port)]
+    def start_server(self, *program):
+        words = [*(program or [FEDLD]), "server", "start", "--port", str(self.port)]
         if self.secure:
             words += ["--ca", "certificates/ca.crt", "--certificate", "certificates/server.crt"]
             words += ["--key", "certificates/server.key"]
@@ -75,9 +75,10 @@ class Consortium:
         make_site_key(site, self.folder / "keys")
         self.call(FEDLD, "server", "register", "--key", f"keys/{site}.pub", "--name", site)
 
-    def start_site(self, site, data=None, **options):
-        words = [FEDLD, "site", "start", "--name", site, "--superlink", f"127.0.0.1:{self.port}"]
-        words += ["--data", str(data or self.data / f"{site}.npz"), "--state", "state", "--min-images", "20"]
+    def start_site(self, site, data=None, program=(FEDLD,), min_images=2):
+        words = [*program, "site", "start", "--name", site, "--superlink", f"127.0.0.1:{self.port}"]
+        words += ["--data", str(data or self.data / f"{site}.npz"), "--state", "state"]
+        words += ["--min-images", str(min_images)]
         words += (
             ["--ca", "certificates/ca.crt", "--key", f"keys/{site}.key"] if self.secure else ["--insecure"]
         )
@@ -147,6 +148,12 @@ def digits(tmp_path_factory):
     test = split == "test"
     np.savez(folder / "test.npz", images=images[test], labels=labels[test], site=site[test], classes=classes)
     return folder
+
+
+@pytest.fixture(scope="session")
+def consortium():
+    """What makes a consortium, for tests that need one of their own."""
+    return Consortium
 
 
 @pytest.fixture(scope="session")

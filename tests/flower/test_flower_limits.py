@@ -1,7 +1,10 @@
 """What a site does not do, whoever asks."""
 
 import json
+from types import SimpleNamespace
+from uuid import uuid4
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -11,33 +14,57 @@ from fedld import __version__
 from fedld.config.experiment import make_experiment
 from fedld.engine.backends.flower import MADE_FOR, check_flower
 from fedld.engine.backends.flower import site as site_module
+from fedld.engine.backends.flower.disclosure import SiteDraws
+from fedld.engine.backends.flower.federation import told_counts
 from fedld.engine.backends.flower.limits import Limits
-from fedld.engine.backends.flower.wire import Answer, Description, Question, pack, unpack
+from fedld.engine.backends.flower.wire import Answer, Description, Question, pack, tree, unpack
 from fedld.engine.network import divided, make_layout
 from fedld.engine.setup import prepare
 from fedld.errors import FedLDError
 
-CLASSES = list("0123456789")
+CLASSES = ["low", "high", "rare"]
 LOSS = {"kind": "loss", "clients": ["alpha"]}
+HERE = {"incoming": {"client": "alpha"}}
+MEASURED = 'method = "measured"\nrule = {name = "measured", samples = 64, lengths = "1,2"}'
+STEPS = [[1.0, 0.0], [0.0, 1.0]]
+CANDIDATES = {"kind": "candidates", "round": 1, "coefficients": STEPS, "samples": 64, **HERE}
+PREPARE = {"kind": "prepare", "round": 1, **HERE}
+TRAIN = {"kind": "train", "round": 1, "slot": 0, **HERE}
+TEST = {"kind": "site-test", **HERE}
+
+
+@pytest.fixture(scope="session")
+def rare(digits):
+    """Alpha's digits as two large classes, and one image of a third."""
+    with np.load(digits / "alpha.npz") as found:
+        arrays = dict(found)
+    labels = (arrays["labels"] >= 5).astype(np.int64)
+    labels[np.flatnonzero(arrays["split"] == "train")[7]] = 2
+    np.savez(digits / "rare.npz", **arrays | {"labels": labels, "classes": np.array(CLASSES)})
+    return digits / "rare.npz"
 
 
 @pytest.fixture
-def ask(monkeypatch, tmp_path, digits):
-    """Alpha's real ClientApp; gives the answer to an order with a loss, training or candidates job."""
+def ask(monkeypatch, tmp_path, digits, rare):
+    """Alpha's real ClientApp; gives the answer to an order, of a run of its own unless `run` names one."""
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
     monkeypatch.setenv("FEDLD_CACHE", str(digits / "cache"))
-    config = {"site": "alpha", "data": str(digits / "alpha.npz"), "state": str(tmp_path)}
+    config = {"site": "alpha", "data": str(rare), "state": str(tmp_path)}
 
-    def ask(settings="", jobs=(LOSS,), question=None, **limits):
+    def ask(settings="", jobs=(LOSS,), question=None, run=None, trees=None, **limits):
         context = Context(0, 1, config | limits, RecordDict(), {})
         if question is not None:
             return site_module.app(Message(pack(question), 1, "query"), context).content
-        order = {"version": __version__, "run": "0" * 32, "kept": [], "jobs": list(jobs)}
+        order = {"version": __version__, "run": run or uuid4().hex, "kept": [], "jobs": list(jobs)}
         order |= {"settings": settings, "classes": CLASSES, "mean": [0.5], "std": [0.3]}
-        content = pack(Answer(), weights={"weights": weights()}, candidates=directions())
+        sent = {"weights": {"weights": weights()}, **(trees or {})}
+        if any(job["kind"] == "candidates" for job in jobs):
+            sent["candidates"] = {"directions": torch.zeros(2, layout().shared)}
+        content = pack(Answer(), **sent)
         content.config_records["part"]["json"] = json.dumps(order)
-        return unpack(Answer, site_module.app(Message(content, 1, "train"), context).content)
+        answer = site_module.app(Message(content, 1, "train"), context).content
+        return SimpleNamespace(**vars(unpack(Answer, answer)), message=tree(answer, "message"))
 
     return ask
 
@@ -50,30 +77,21 @@ def layout():
 
 
 def weights():
-    return torch.zeros(layout().size)
-
-
-def directions():
-    return {"directions": torch.zeros(1, layout().shared)}
-
-
-HERE = {"incoming": {"client": "alpha"}}
-CANDIDATES = {"kind": "candidates", "round": 1, "coefficients": [[0.0], [1.0]], **HERE}
-TRAIN = {"kind": "train", "round": 1, "slot": 0, **HERE}
+    return 0.1 * torch.randn(layout().size, generator=torch.Generator().manual_seed(0))
 
 
 def test_no_measurement_of_few_images_leaves(ask):
     for samples in (1, 49):
         assert f"not {samples}" in ask(f"decompose_samples = {samples}").error
-        assert f"not {samples}" in ask(jobs=[CANDIDATES | {"samples": samples}]).error
-    assert ask("decompose_samples = 50").results[0]["count"] == 50
-    assert ask(jobs=[CANDIDATES | {"samples": 64}]).results[0]["count"] == 64
+        few = MEASURED.replace("64", f"{samples}, unseen = 0.0")
+        assert f"not {samples}" in ask(few, [CANDIDATES | {"samples": samples}]).error
+    assert 110 <= ask("decompose_samples = 110").results[0]["count"] < 150
+    assert ask(MEASURED, [CANDIDATES]).results[0]["count"] >= 100
     assert ask(jobs=[{"kind": "personal", **HERE}], **{"min-images": 200}).results[0]["own"] is None
-    test = [{"kind": "site-test", **HERE}]
-    assert ask(jobs=test).results[0]["models"]["global"]["pictures"] == 86
-    assert ask(jobs=test, **{"min-images": 87}).results[0]["models"] == {}
+    assert ask(jobs=[TEST]).results[0]["models"]["global"]["pictures"] == 86
+    assert ask(jobs=[TEST], **{"min-images": 87}).results[0]["models"] == {}
     aside = [LOSS | {"validation": True}]
-    assert ask("validation = 0.25", aside).results[0]["count"] >= 50
+    assert ask("validation = 0.5", aside).results[0]["count"] >= 100
     for share in (0.1, 0.9):  # of 240: 24 to measure, or 24 to train on
         assert ask(f"validation = {share}", aside).results[0]["count"] == 0
     assert "takes part with at least 1000" in ask(**{"min-images": 1000}).error
@@ -82,15 +100,128 @@ def test_no_measurement_of_few_images_leaves(ask):
     assert "240 training images" in unpack(Answer, ask(question=question, **{"min-images": 1000})).error
     with pytest.raises(FedLDError, match="at least 2"):
         Limits(min_images=1)
+    with pytest.raises(FedLDError, match="--max-runs is not negative"):
+        Limits(max_runs=-1)
+
+
+def test_the_only_image_of_a_class_is_in_no_measurement(ask):
+    """Nor few images of a class that has many: a part that is measured has enough of each, or none."""
+    everything, part = ask().results[0], ask("decompose_samples = 110").results[0]
+    assert everything["count"] == 239
+    assert everything["count"] - part["count"] >= 50
+    assert ask(jobs=[LOSS], **{"min-images": 140}).results[0] == {
+        "count": 0, "loss": 0.0, "loss_squared": 0.0, "sums": {"correct": 0}
+    }  # fmt: skip
+    assert ask(MEASURED, [CANDIDATES], **{"min-images": 60}).results[0]["count"] >= 164  # all 104, and 60
+    trained = ask(jobs=[TRAIN], settings="batch_size = 20").results[0]
+    assert trained["before"]["count"] == trained["after"]["count"] == 239
+    test = ask(jobs=[TEST]).results[0]["models"]["global"]
+    assert test["accuracy"]["value"] is not None
+    assert test["auroc"]["value"] is test["sensitivity"]["value"] is None
+
+
+def test_the_number_of_a_small_class_is_not_told(ask):
+    """Nor can it be found from the others: the smallest of them stays untold with it."""
+    question = Question(version=__version__, classes=CLASSES, image_size=None)
+    counts = unpack(Description, ask(question=question)).label_counts
+    assert counts[2] is None
+    assert sum(count is None for count in counts) == 2
+    every = unpack(Description, ask(question=question, **{"min-images": 2})).label_counts
+    assert told_counts(np.array([100, 90, 5, 0]), 2) == [100, 90, 5, 0]
+    assert [None if count is None else count > 50 for count in every].count(True) == 1
+    assert told_counts(np.array([60, 3]), 50) == [None, None]
+    assert told_counts(np.array([100, 90, 80, 30, 30]), 50) == [100, 90, 80, None, None]
+
+
+@pytest.mark.parametrize(
+    ("method", "key"),
+    [("fedpac", "counts"), ("fedpac", "prototypes"), ("fedma", "counts"), ("ccvr", "means")],
+)
+def test_features_and_counts_of_a_small_class_stay(ask, method, key):
+    job = PREPARE if method == "ccvr" else TRAIN
+    told = ask(f'method = "{method}"', [job], trees={"common": {"frozen": torch.tensor(0)}}).message[key]
+    assert not told[2].any()
+    assert told[:2].any(-1).all() if told.ndim > 1 else told[:2].all()
+
+
+def test_a_method_copes_without_small_classes_or_is_refused(ask):
+    assert "features by class stay" in ask('method = "fedpac"', [TRAIN], **{"min-images": 140}).error
+    uneven = ask('method = "feddisco"', [TRAIN]).message["discrepancy"]
+    assert uneven == pytest.approx(0.405, abs=0.01)  # log(3 / 2): as if there were two classes of equal size
+    assert ask('method = "feddisco"', [TRAIN], **{"min-images": 140}).message["discrepancy"] == 0
+    few = ask('method = "ccvr"', [PREPARE], **{"min-images": 140})
+    assert not few.message["counts"].any()
+
+
+def test_losses_are_rounded_and_bounded(ask):
+    """A crafted head of any size tells of an image at most log2(20000 / n) bits."""
+    large = {"weights": {"weights": 1e6 * torch.randn(layout().size, generator=torch.manual_seed(0))}}
+    for found in (ask().results[0], ask(trees=large).results[0]):
+        mean = found["loss"] / found["count"]
+        assert 0 <= mean <= 20
+        assert mean == pytest.approx(round(mean, 3), abs=1e-12)
+    vote = ask(MEASURED, [CANDIDATES]).results[0]
+    assert all(round(value, 3) == value for value in (*vote["losses"], *vote["squares"]))
+    trained = ask(jobs=[TRAIN]).results[0]
+    assert round(trained["metrics"]["train_loss"], 3) == trained["metrics"]["train_loss"]
+
+
+def other_model(k):
+    return {"models": {"0": torch.full((layout().shared_size,), float(k))}}
+
+
+OTHER = {"kind": "loss", "clients": ["alpha"], "slot": 0, "incoming": {"client": "alpha"}}
+
+
+def test_what_is_measured_is_tied_to_the_run(ask):
+    assert "only where a run decomposes" in ask(jobs=[OTHER], trees=other_model(1)).error
+    assert "only under the rule 'measured'" in ask(jobs=[CANDIDATES]).error
+    assert "no validation images" in ask(jobs=[LOSS | {"validation": True}]).error
+    for changes in ({"samples": 65}, {"coefficients": [[1.0, 0.0]] * 4}):
+        assert "the run's 3 candidate steps on 64 images" in ask(MEASURED, [CANDIDATES | changes]).error
+    run = uuid4().hex
+    assert ask("decompose = 1", run=run).error is None
+    for settings in ("decompose = 1\nseed = 1", "decompose = 2", "decompose = 1\ndecompose_samples = 60"):
+        assert "not those that it began with" in ask(settings, run=run).error
+    assert ask("decompose = 1\nrounds = 20", run=run).error is None  # an extended run
+
+
+def test_measurements_have_a_budget(ask, tmp_path):
+    run, order = uuid4().hex, {"settings": "decompose = 1\nrounds = 2", "jobs": [OTHER]}
+    for k in range(4):
+        assert ask(**order, run=run, trees=other_model(k), **{"max-models": 4}).error is None
+    again = ask(**order, run=run, trees=other_model(2), **{"max-models": 4})
+    assert again.error is None  # it tells nothing new
+    assert (
+        "at most 4 models of other sites"
+        in ask(**order, run=run, trees=other_model(4), **{"max-models": 4}).error
+    )
+    assert "at most 0 models" in ask(**order, trees=other_model(1), **{"max-models": 0}).error
+    run = uuid4().hex
+    told = [
+        ask("rounds = 1", run=run, trees={"weights": {"weights": weights() + k}}).error for k in range(19)
+    ]
+    assert told[:18] == [None] * 18
+    assert "a run of 1 rounds has at most 18 global models" in told[18]
+    run = uuid4().hex
+    assert ask("rounds = 900", run=run, **{"max-measurements": 1}).error is None
+    more = {"weights": {"weights": weights() + 1}}
+    assert (
+        "at most 1 measurements in a run"
+        in ask("rounds = 900", run=run, trees=more, **{"max-measurements": 1}).error
+    )
+    (tmp_path / "alpha" / run / "measured.json").write_text("{}")
+    assert "is damaged, so nothing leaves" in ask("rounds = 900", run=run).error
+    assert "at most 3 runs within a day" in ask(**{"max-runs": 3}).error
 
 
 def test_a_site_draws_what_it_measures(ask):
     """Nor does a part of all images but a few tell of those few."""
-    first, second = (ask(f"decompose_samples = 60\nseed = {seed}").results for seed in (1, 2))
+    first, second = (ask(f"decompose_samples = 110\nseed = {seed}").results for seed in (1, 2))
     assert first[0] == second[0]
-    assert ask("decompose_samples = 239").results[0]["count"] == 240
+    assert ask("decompose_samples = 230").results[0]["count"] == 239
     aside = [LOSS | {"validation": True}]
-    first, second = (ask(f"validation = 0.3\nseed = {seed}", aside).results for seed in (1, 2))
+    first, second = (ask(f"validation = 0.5\nseed = {seed}", aside).results for seed in (1, 2))
     assert first[0] == second[0]
 
 
@@ -105,14 +236,14 @@ def test_who_sits_a_round_out_is_drawn_by_the_site(ask, digits, tmp_path):
             "seed": seed,
         }
         setup, _ = prepare(make_experiment(settings), tmp_path)
-        drawn = site_module.SiteDraws(setup, own, Limits(**limits))
+        drawn = SiteDraws(setup, own, Limits(**limits))
         everything = setup.federation.client("alpha").train
         return sorted(set(everything) - set(drawn.lessons("alpha", 1)))
 
     assert out(seed=1, own=7) == out(seed=2, own=7) != out(seed=1, own=8)
     assert len(out(seed=1, own=7)) == pytest.approx(32, abs=5)
     assert out(seed=1, own=7, min_images=80) == []
-    assert ask('method = "measured"', [CANDIDATES | {"samples": 64}]).results[0]["count"] >= 50
+    assert ask(MEASURED, [CANDIDATES]).results[0]["count"] >= 50
 
 
 @pytest.mark.parametrize(
@@ -121,20 +252,39 @@ def test_who_sits_a_round_out_is_drawn_by_the_site(ask, digits, tmp_path):
         ("image_size = 4096", 1, "at most 1024 pixels"),
         ("local_epochs = 1000000", 1, "at most 100 epochs"),
         ("local_steps = 1000000", 1, "at most 100 epochs, 5 steps each"),
+        ("rounds = 2000", 1, "at most 1000 rounds"),
+        ("batch_size = 7", 1, "at least 8 images in a step, not 7"),
+        ("lr = 2.0\nweight_decay = 0.5", 1, "lr x weight_decay is at most 0.1 there, not 1"),
+        ('method = {name = "fedprox", mu = 100.0}', 1, "proximal term) is at most 0.1 there, not 1"),
+        ('method = {name = "fedspeed", lam = 0.01}', 1, "at most 0.1 there, not 1"),
+        ('method = {name = "fedpac", head_lr = 100.0}\nweight_decay = 0.01', 1, "at most 0.1 there, not 1"),
+        ("head_lr = 100.0\nweight_decay = 0.01", 1, "at most 0.1 there, not 1"),
+        ("batch_size = 1000\nimage_size = 512", 1, "GB of memory and has 1.0 GB"),
         ("", 2000, "at most 1024 jobs"),
     ],
 )
 def test_a_site_bounds_what_it_is_asked(ask, settings, jobs, reason):
-    assert reason in ask(settings, [LOSS] * jobs).error
+    assert reason in ask(settings, [LOSS] * jobs, **{"memory-gb": 1.0}).error
+
+
+def test_epochs_of_a_methods_own_are_bounded_too(ask):
+    settings = 'method = {name = "fedpac", head_epochs = 1000000000}'
+    assert "at most 500 steps in a round, not 5000000000" in ask(settings, [TRAIN]).error
+    assert ask('method = {name = "fedpac", head_epochs = 2}', [TRAIN]).error is None
+
+
+def test_an_order_of_millions_of_classes_is_refused(ask, monkeypatch):
+    monkeypatch.setitem(globals(), "CLASSES", ["c"] * 2_000_000)
+    assert "malformed" in ask().error
 
 
 def test_a_cache_has_a_quota(ask):
     assert "would not fit its cache of 1e-06 GB" in ask("image_size = 16", **{"cache-gb": 1e-6}).error
-    assert ask("decompose_samples = 50").error is None
+    assert ask("decompose_samples = 110").error is None
 
 
 def test_an_update_is_of_many_images(ask):
-    assert "it makes no update of 1 steps" in ask("local_steps = 1\nbatch_size = 1", [TRAIN]).error
+    assert "it makes no update of 1 steps" in ask("local_steps = 1\nbatch_size = 10", [TRAIN]).error
     assert "at most 100 epochs" in ask("local_steps = 1000000", [TRAIN]).error
     assert ask("local_steps = 2\nbatch_size = 50", [TRAIN]).error is None
 

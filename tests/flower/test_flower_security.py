@@ -5,6 +5,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import stat
 import sys
 from base64 import b64encode
@@ -15,6 +16,7 @@ from flwr.supercore.date import now
 
 from fedld.engine.backends.flower import gate
 from fedld.engine.backends.flower.gate import Gate
+from fedld.engine.backends.flower.listener import Activity, Holding
 from fedld.engine.backends.flower.superlink import Stored
 
 HERE = Path(__file__).parent
@@ -181,3 +183,150 @@ def test_a_lost_database_and_the_way_back(secure):
         line for site in secure.sites for line in secure.log(site).splitlines() if "Traceback" in line
     ]
     secure.start_site("alpha")
+
+
+def connect(secure):
+    """A TLS connection to the sites' port, as anybody makes it who has ca.crt."""
+    context = ssl.create_default_context(cafile=secure.folder / "certificates" / "ca.crt")
+    raw = socket.create_connection(("127.0.0.1", secure.port), 30)
+    return context.wrap_socket(raw, server_hostname="127.0.0.1")
+
+
+def answered(tls):
+    """All that comes until the server closes."""
+    said = b""
+    try:
+        while part := tls.recv(65536):
+            said += part
+    except OSError:
+        pass
+    return said
+
+
+def memory(secure):
+    """Kilobytes that the server's processes hold."""
+    facts = [Path(f"/proc/{pid}/status").read_text() for pid in family(secure.processes["server"].pid)]
+    return sum(int(re.search(r"VmRSS:\s+(\d+)", text)[1]) for text in facts if "VmRSS" in text)
+
+
+def test_an_endless_header_costs_the_server_nothing(secure):
+    before = memory(secure)
+    with connect(secure) as tls:
+        sent = 0
+        try:
+            tls.sendall(b"POST /v1/fleet/activate-node HTTP/1.1\r\nHost: x\r\nX: ")
+            for _ in range(1000):
+                tls.sendall(b"a" * 65536)
+                sent += 65536
+        except OSError:
+            pass
+        assert sent < 8 << 20
+    assert memory(secure) - before < 20_000
+
+
+def test_half_requests_are_closed_and_bounded_in_number(secure):
+    """Also one that sends a byte now and then; sites are served meanwhile."""
+    opened, refused = [], 0
+    for _ in range(40):
+        tls = connect(secure)
+        try:
+            tls.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nX: ")
+            tls.settimeout(0.05)
+            refused += not tls.recv(1)
+        except TimeoutError:
+            opened.append(tls)
+        except OSError:
+            refused += 1
+    assert len(opened) <= 32
+    assert refused >= 8
+    for tls in opened:
+        tls.settimeout(60)
+        assert answered(tls) == b""
+        tls.close()
+    assert "online since" in secure.call(secure.fedld, "server", "status").stdout
+
+
+def test_there_are_no_websockets(secure):
+    handshake = (
+        b"GET /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    )
+    handshake += b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    for _ in range(2):
+        with connect(secure) as tls:
+            tls.sendall(handshake)
+            assert answered(tls).startswith(b"HTTP/1.1 404")
+
+
+def test_a_folder_has_one_server(secure):
+    words = ["server", "start", "--port", "0", "--insecure"]
+    second = secure.call(secure.fedld, *words, check=False)
+    assert second.returncode == 2
+    assert "another server runs in 'runs'" in second.stderr
+    assert "online since" in secure.call(secure.fedld, "server", "status").stdout
+    key = [
+        "--ca",
+        "certificates/ca.crt",
+        "--key",
+        "keys/alpha.key",
+        "--superlink",
+        f"127.0.0.1:{secure.port}",
+    ]
+    data = ["--data", str(secure.data / "alpha.npz"), "--state", "state", "--min-images", "2"]
+    third = secure.call(secure.fedld, "site", "start", "--name", "alpha", *key, *data, check=False)
+    assert third.returncode == 2
+    assert "another site runs in 'state/alpha'" in third.stderr
+
+
+def test_a_call_for_work_is_held_until_there_may_be_some():
+    """An idle site calls every twenty seconds; nothing is missed that came between two calls."""
+    activity, passed = Activity(), []
+
+    async def flower(scope, receive, send):
+        await receive()
+        passed.append(scope["path"])
+        await send({"type": "http.response.body", "body": b"work" if scope["path"] == "/busy" else b""})
+
+    app = Holding(flower, activity, frozenset({"/pull", "/busy"}), frozenset({"/push"}))
+
+    async def call(path, leave=None):
+        messages = [{"type": "http.request", "body": b"", "more_body": False}]
+
+        async def receive():
+            if messages:
+                return messages.pop()
+            await (leave or asyncio.Event()).wait()
+            return {"type": "http.disconnect"}
+
+        async def send(part):
+            pass
+
+        await app({"type": "http", "path": path, "headers": [], "client": None}, receive, send)
+
+    async def held(path, leave=None):
+        task = asyncio.ensure_future(call(path, leave))
+        await asyncio.sleep(0.05)
+        return task
+
+    async def scenario():
+        await call("/pull")  # the first is answered at once
+        waiting = await held("/pull")
+        assert not waiting.done()
+        await call("/push")
+        await waiting
+        await call("/push")
+        await call("/pull")  # something came since its last call
+        await call("/busy")
+        await call("/busy")  # there may be more
+        await call("/pull")
+        leave = asyncio.Event()
+        gone = await held("/pull", leave)
+        count = len(passed)
+        leave.set()
+        await gone
+        assert len(passed) == count  # a caller that went away takes no work with it
+        stopped = await held("/pull")
+        activity.close()
+        await stopped
+
+    asyncio.run(scenario())
+    assert passed == ["/pull", "/push", "/pull", "/push", "/pull", "/busy", "/busy", "/pull", "/pull"]

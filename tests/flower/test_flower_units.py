@@ -25,11 +25,13 @@ from fedld import __version__
 from fedld.config.experiment import make_experiment
 from fedld.config.resolve import make_data_spec
 from fedld.data import load
-from fedld.engine import loop
+from fedld.engine import loop, worker
 from fedld.engine.backends.flower import backend as backend_module
 from fedld.engine.backends.flower import site as site_module
 from fedld.engine.backends.flower import warm
+from fedld.engine.backends.flower.disclosure import SiteDraws
 from fedld.engine.backends.flower.grid import BoundedGrid, unfolded_size
+from fedld.engine.backends.flower.limits import Limits
 from fedld.engine.backends.flower.server import FlowerEngine
 from fedld.engine.backends.flower.simulation import export, virtual_sites
 from fedld.engine.backends.flower.sites import Sites, content_of
@@ -63,7 +65,7 @@ class Grid:
 
     def join(self, node, site, data=None, name=None, **facts):
         path = str(data or self.data / f"{site}.npz")
-        config = {"site": site, "data": path, "state": str(self.folder / "state"), "min-images": 20}
+        config = {"site": site, "data": path, "state": str(self.folder / "state"), "min-images": 2}
         self.nodes[node] = Context(0, node, config | facts, RecordDict(), {})
         (self.folder / "state" / site).mkdir(parents=True, exist_ok=True)
         (self.folder / "state" / site / "seed").write_text("0")  # so that it draws what this machine draws
@@ -398,7 +400,9 @@ def test_there_is_one_hint_how_to_go_on(grid, digits, tmp_path):
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"central"}))
-def test_every_method_is_the_same_as_on_this_machine(grid, digits, tmp_path, method):
+def test_every_method_is_the_same_as_on_this_machine(grid, digits, tmp_path, method, monkeypatch):
+    draws = lambda setup, seed: SiteDraws(setup, seed, Limits(min_images=2))  # noqa: E731
+    monkeypatch.setattr(worker, "Draws", draws)  # as a site: enough images of every class that is measured
     settings = {"method": method, "rounds": 2, "model": "resnet8" if method == "fedbn" else "cnn"}
     if METHODS[method].second_moments:
         settings["train"] = "head"

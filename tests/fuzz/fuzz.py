@@ -1,4 +1,4 @@
-"""Bad input by the thousand: `python tests/fuzz/fuzz.py configurations 2000` or `files 1000`, and a seed.
+"""Bad input by the thousand: `python tests/fuzz/fuzz.py KIND COUNT`, and a seed; kinds are in `CASES`.
 
 Every case must end well or in a `FedLDError`, within two minutes, below 2 GiB, and without a file written.
 What does not is printed with its number, so that `--only N` repeats it.
@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import configurations
 import files
+import messages
 
 from fedld.data import DataSpec, load
 from fedld.engine.memory import peak_memory
@@ -25,6 +26,7 @@ from fedld.errors import FedLDError
 CASES: dict[str, Callable[[random.Random, Path], Callable[[], object]]] = {
     "configurations": configurations.make_case,
     "files": files.make_case,
+    "messages": messages.make_case,
 }
 SECONDS = 120
 MEMORY = 2 << 30

@@ -61,10 +61,16 @@ def start_site(
     bits: Bits = 0,
     patient: Patient = "",
     weights: Annotated[Path | None, typer.Option(help="file of the frozen trunk, as the server's")] = None,
-    min_images: Annotated[int, typer.Option(help="least images of any measurement that leaves")] = 50,
+    min_images: Annotated[int, typer.Option(help="least images of any measurement and class in it")] = 50,
+    min_batch: Annotated[int, typer.Option(help="least images of a training step")] = 8,
     max_image_size: Annotated[int, typer.Option(help="most pixels along a side of an image")] = 1024,
     max_epochs: Annotated[int, typer.Option(help="most epochs per round")] = 100,
+    max_rounds: Annotated[int, typer.Option(help="most rounds of a run")] = 1000,
+    max_runs: Annotated[int, typer.Option(help="most runs begun within a day")] = 100,
+    max_models: Annotated[int, typer.Option(help="most models of other sites measured in a round")] = 64,
+    max_measurements: Annotated[int, typer.Option(help="most models measured in a run")] = 5000,
     cache_gb: Annotated[float, typer.Option(help="most gigabytes of decoded images on disk")] = 50.0,
+    memory_gb: Annotated[float, typer.Option(help="most gigabytes of memory; 0: what is free")] = 0.0,
     images_per_feature: Annotated[
         float, typer.Option(help="least images for each feature whose second moments leave")
     ] = 0.1,
@@ -79,7 +85,19 @@ def start_site(
         from fedld.models.weights import read_weights
 
         read_weights(weights)
-    limits = Limits(min_images, max_image_size, max_epochs, cache_gb, images_per_feature)
+    limits = Limits(
+        min_images=min_images,
+        min_batch=min_batch,
+        max_image_size=max_image_size,
+        max_epochs=max_epochs,
+        max_rounds=max_rounds,
+        max_runs=max_runs,
+        max_models=max_models,
+        max_measurements=max_measurements,
+        cache_gb=cache_gb,
+        memory_gb=memory_gb,
+        images_per_feature=images_per_feature,
+    )
     files = FileFacts(skip_bad, bits, patient)
     limits.check_data(len(training_rows(open_site(str(data), None, files))))
     node = Node(name, data, superlink, state, ca, key, device, files, insecure, weights, limits)

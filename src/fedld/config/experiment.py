@@ -190,7 +190,7 @@ class Experiment(BaseModel):
         "evaluation", True, "measure clients' losses before and after training", travels=True
     )
     decompose: Annotated[int, Field(ge=0)] = setting(
-        "evaluation", 0, "loss decomposition every N rounds, 0 = never"
+        "evaluation", 0, "loss decomposition every N rounds, 0 = never", travels=True
     )
     decompose_samples: Count | None = setting(
         "evaluation", None, "estimate the decomposition on at most N samples per client", travels=True

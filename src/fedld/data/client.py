@@ -15,7 +15,8 @@ class Client:
     """One site: sorted positions of its images in `Federation.images`.
 
     Where the training images stay at the site, `train` is empty, and of them no more is known here than
-    `elsewhere`: how many there are of each class.
+    `elsewhere`: how many there are of each class, and how many more (`untold`) of classes that the site does
+    not tell the numbers of.
     Nobody trains on the `validation` images: they choose the best round, where a run sets some aside.
     """
 
@@ -24,22 +25,24 @@ class Client:
     test: Positions
     elsewhere: tuple[int, ...] = ()
     validation: Positions = field(default_factory=lambda: NO_IMAGES)
+    untold: int = 0
 
     @property
     def size(self) -> int:
         """Number of training images."""
-        return len(self.train) + sum(self.elsewhere)
+        return len(self.train) + sum(self.elsewhere) + self.untold
 
 
-Packed = tuple[tuple[str, ...], dict[int, tuple[int, ...]], tuple[tuple[Positions, Positions], ...]]
-"""Names, what is `elsewhere` by number, and for each kind of images their numbers and positions."""
+Elsewhere = dict[int, tuple[tuple[int, ...], int]]
+Packed = tuple[tuple[str, ...], Elsewhere, tuple[tuple[Positions, Positions], ...]]
+"""Names, what is `elsewhere` and `untold` by number; for each kind of images their numbers and positions."""
 
 
 def pack(clients: Sequence[Client]) -> Packed:
     """All clients' positions one after the other, and how many each has."""
     kinds = ([getattr(one, kind) for one in clients] for kind in ("train", "test", "validation"))
     rows = tuple((np.array(list(map(len, k)), np.int64), np.concatenate([NO_IMAGES, *k])) for k in kinds)
-    elsewhere = {i: client.elsewhere for i, client in enumerate(clients) if client.elsewhere}
+    elsewhere = {i: (one.elsewhere, one.untold) for i, one in enumerate(clients) if one.elsewhere}
     return tuple(client.name for client in clients), elsewhere, rows
 
 
@@ -47,10 +50,11 @@ def unpack(packed: Packed) -> tuple[Client, ...]:
     """The clients again; their positions are views of common arrays."""
     names, elsewhere, rows = packed
     kinds = zip(*(_parts(*one) for one in rows), strict=True)
-    return tuple(
-        Client(name, train, test, elsewhere.get(i, ()), validation)
-        for i, (name, (train, test, validation)) in enumerate(zip(names, kinds, strict=True))
-    )
+    clients = []
+    for i, (name, (train, test, validation)) in enumerate(zip(names, kinds, strict=True)):
+        counts, untold = elsewhere.get(i, ((), 0))
+        clients.append(Client(name, train, test, counts, validation, untold))
+    return tuple(clients)
 
 
 def _parts(counts: Positions, rows: Positions) -> Iterator[Positions]:

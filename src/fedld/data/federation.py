@@ -101,7 +101,10 @@ class Federation:
         return _map(self.folder / "labels.npy")
 
     def label_counts(self, names: Iterable[str] | None = None) -> NDArray[np.int64]:
-        """Training images by client and class, (clients, classes); of all clients, or of some by name."""
+        """Training images by client and class, (clients, classes); of all clients, or of some by name.
+
+        Classes of which a site does not tell the number have 0.
+        """
         chosen = self.clients if names is None else [self.client(name) for name in names]
         owner = np.repeat(np.arange(len(chosen)), [len(client.train) for client in chosen])
         labels = self.labels[np.concatenate([np.empty(0, np.int64), *(client.train for client in chosen)])]
@@ -201,7 +204,7 @@ class Federation:
                     "train": client.size,
                     "test": len(client.test),
                     **({"validation": len(client.validation)} if len(client.validation) else {}),
-                    "labels": labels,
+                    "labels": None if client.untold else labels,
                 }
                 for client, labels in zip(self.clients, self.label_counts().tolist(), strict=True)
             ],
@@ -219,7 +222,7 @@ class Federation:
             digest.update(np.ascontiguousarray(labels[rows], np.int64).data)
         for client in self.clients:
             if client.elsewhere:
-                digest.update(repr(client.elsewhere).encode())
+                digest.update(repr((*client.elsewhere, client.untold)).encode())
         return digest.hexdigest()
 
 

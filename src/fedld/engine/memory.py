@@ -8,9 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedld.config.experiment import Experiment
 from fedld.engine.jobs import Setup
 from fedld.engine.network import divided
 from fedld.errors import FedLDError
+from fedld.local.embedding import BATCH
+from fedld.models.build import hidden_units, outline
+from fedld.models.cut import CHUNK
 
 PROCESS = 350 << 20  # a Python process with torch loaded
 PROBE = 2  # images of the trial forward pass
@@ -33,6 +37,39 @@ def estimate(setup: Setup, rows: int, workers: int) -> int:
     batch = min(setup.experiment.batch_size, max(setup.sizes.values()))
     each = PROCESS + 5 * size + batch * activation_bytes(setup)
     return shared + max(workers, 1) * each
+
+
+def estimate_unbuilt(experiment: Experiment, input_shape: tuple[int, ...], classes: int, images: int) -> int:
+    """Bytes that one worker needs to train and evaluate, found without making the network or an image.
+
+    Args:
+        experiment: the settings, with a model of ours.
+        input_shape: channels, height and width of an image.
+        classes: number of classes.
+        images: number of training images.
+
+    Returns:
+        The model eight times (weights, gradient, momentum, what arrives and leaves) and what a batch keeps.
+    """
+    channels, height, width = input_shape
+    hidden = hidden_units(experiment.head)
+    model = outline(experiment.model, classes, min(height, width), channels, hidden=hidden)
+    own = {p.untyped_storage()._cdata for p in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            kept[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(torch.zeros(PROBE, *input_shape, device="meta"))
+    sizes = [storage.nbytes() // PROBE for storage in kept.values()]
+    training = min(experiment.batch_size, images) * sum(sizes) if experiment.train == "all" else 0
+    at_once = BATCH if experiment.train == "all" else CHUNK  # a frozen trunk's outputs are kept
+    evaluation = 2 * min(at_once, images) * max(sizes, default=0)  # a layer's input and output
+    return PROCESS + 8 * 4 * sum(p.numel() for p in model.parameters()) + max(training, evaluation)
 
 
 def activation_bytes(setup: Setup) -> int:

@@ -56,7 +56,8 @@ def client_lines(
     for (name, result), labels in zip(results.items(), counts, strict=True):
         row, size = setup.rows[name], setup.sizes[name]
         line: ClientLine = {"round": round_, "client": name, "index": row, "size": size}
-        line["label_counts"] = labels
+        if not setup.federation.client(name).untold:
+            line["label_counts"] = labels
         if isinstance(result, Trained):
             line = {**line, **_training(setup, result)}
         if name in place:

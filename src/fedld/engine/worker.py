@@ -205,7 +205,7 @@ class Worker:
         task, here = self.setup.task, torch.from_numpy(np.isin(test, own))
         return Personal(
             task.tally(logits, labels) if len(test) else None,
-            task.tally(logits[here], labels[here]) if len(own) else None,
+            self.tally(logits[here], labels[here]) if len(own) else None,
         )
 
     @run.register
@@ -281,7 +281,11 @@ class Worker:
     @torch.inference_mode()
     def measure(self, samples: Samples) -> Tally:
         """Tally of the model's outputs in eval mode."""
-        return self.setup.task.tally(self.logits(samples), samples.labels)
+        return self.tally(self.logits(samples), samples.labels)
+
+    def tally(self, logits: Tensor, labels: Tensor) -> Tally:
+        """Tally of outputs; a site leaves out the samples of which it tells nothing."""
+        return self.setup.task.tally(logits, labels)
 
     @torch.inference_mode()
     def _own_losses(self, client: LocalClient) -> Tally:
@@ -290,7 +294,7 @@ class Worker:
             return self.measure(client.samples)
         head = as_model(self.flat.model).head
         logits = torch.cat([head(features).float().cpu() for features, _ in client.embedded()])
-        return self.setup.task.tally(logits, client.samples.labels)
+        return self.tally(logits, client.samples.labels)
 
     def losses(self, samples: Samples) -> Tensor:
         """Plain loss of every sample, in eval mode."""

@@ -9,6 +9,7 @@ from itertools import count, islice
 import torch
 from torch import Tensor, nn
 
+from fedld.errors import FedLDError
 from fedld.layout import FlatModel, Layout, Tree
 from fedld.local.context import Context
 from fedld.local.embedding import Embedding
@@ -74,7 +75,8 @@ class Reply:
 class LocalClient:
     """One client in one round: its model (already the incoming one), samples, state, the server's message.
 
-    `lessons` are the samples that it trains on, where others sit the round out.
+    `lessons` are the samples that it trains on, where others sit the round out. `most_steps` bounds all
+    training of the round. Of a class with fewer than `smallest_class` samples nothing is sent by itself.
     """
 
     name: str
@@ -94,6 +96,8 @@ class LocalClient:
     mean_gradient: Tensor | None = None
     moments: Tree = field(default_factory=dict)
     calls: int = 0
+    most_steps: int | None = None
+    smallest_class: int = 1
 
     def __post_init__(self) -> None:
         self.incoming = self.flat.vector.clone()
@@ -141,6 +145,7 @@ class LocalClient:
         """
         if only is not None and not only:
             return  # with a frozen trunk a method's own division may leave a part empty
+        self._check_steps(epochs)
         setting, flat = self.training, self.flat
         rate, first = (lr or setting.lr) * setting.factor, self.steps
         optimiser = self._optimiser(rate, only, lr is None, corrected=correction is not None)
@@ -197,6 +202,23 @@ class LocalClient:
             corrected=corrected,
             moments=kept if setting.optimiser.keeps_moments else None,
         )
+
+    def _check_steps(self, epochs: int | None) -> None:
+        """Refuse training beyond `most_steps`, before it begins."""
+        if self.most_steps is None:
+            return
+        planned = self.training.steps if epochs is None else None
+        if planned is None:
+            samples = len(self.lessons or self.samples)
+            planned = (epochs or self.training.epochs) * -(-samples // self.training.batch_size)
+        if self.steps + planned > self.most_steps:
+            raise FedLDError(
+                f"it trains for at most {self.most_steps} steps in a round, not {self.steps + planned}"
+            )
+
+    def disclosed(self, counts: Tensor) -> Tensor:
+        """Numbers of samples by class as they may be sent: 0 for a class with fewer than `smallest_class`."""
+        return torch.where(counts < self.smallest_class, torch.zeros_like(counts), counts)
 
     def embedded(self) -> list[Batch]:
         """Features and labels of all samples in order, by the model as it is, in eval mode."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedld.errors import FedLDError
 from fedld.local import LocalClient
 from fedld.local.embedding import BATCH as BATCH
 from fedld.models import as_model
@@ -12,7 +13,10 @@ from fedld.models import as_model
 
 @dataclass(frozen=True)
 class ClassFeatures:
-    """Counts (C,), mean features (C, F) and mean |f|^2 (C,) of the training samples; zero without any."""
+    """Counts (C,), mean features (C, F) and mean |f|^2 (C,) of the training samples; zero without any.
+
+    Also zero for a class of which a site sends nothing by itself (`LocalClient.disclosed`).
+    """
 
     counts: Tensor
     means: Tensor
@@ -31,4 +35,8 @@ def by_class(client: LocalClient) -> ClassFeatures:
         sums.index_add_(0, labels, features)
         squares.index_add_(0, labels, features.square().sum(1))
         counts.index_add_(0, labels, torch.ones_like(labels, dtype=counts.dtype))
+    counts = client.disclosed(counts)
+    if not counts.any():
+        raise FedLDError(f"no class has {client.smallest_class} samples, so its features by class stay there")
+    sums, squares = sums * (counts > 0)[:, None], squares * (counts > 0)
     return ClassFeatures(counts, sums / counts.clamp(min=1)[:, None], squares / counts.clamp(min=1))

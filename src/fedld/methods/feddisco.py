@@ -28,7 +28,7 @@ class FedDisco(Method):
         client.train(self.loss)
         # The network tells how many classes there are; asked in eval mode, it learns nothing from this batch.
         batch = client.context(*next(client.samples.in_order(1))).teacher
-        return client.reply(message={"discrepancy": discrepancy(batch.class_counts)})
+        return client.reply(message={"discrepancy": discrepancy(client.disclosed(batch.class_counts))})
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
         """FedAvg's, with the weights of this round's clients changed."""
@@ -39,11 +39,13 @@ class FedDisco(Method):
 
 
 def discrepancy(counts: Tensor) -> Tensor:
-    """KL(counts / n | uniform), from 0 to log C.
+    """KL(counts / n | uniform), from 0 to log C; 0 where a site sends the count of no class.
 
     >>> discrepancy(torch.tensor([5, 5])).item(), round(discrepancy(torch.tensor([9, 0])).item(), 4)
     (0.0, 0.6931)
     """
+    if not counts.any():
+        return torch.zeros((), dtype=torch.float64)
     share = counts.double() / counts.sum()
     divergence: Tensor = torch.special.xlogy(share, share * len(share)).sum()
     return divergence

@@ -55,7 +55,8 @@ class FedMA(NeuronMatching):
 
         client.train(self.loss, correction=clipped, only={entry.name for pair in free for entry in pair})
         classes = free[-1][1].size
-        return client.reply(message={"counts": torch.bincount(client.samples.labels, minlength=classes)})
+        counts = torch.bincount(client.samples.labels, minlength=classes)
+        return client.reply(message={"counts": client.disclosed(counts)})
 
     def orders(self, server: Server, clients: Sequence[Sequence[Layer]]) -> list[list[Permutation]]:
         """From the input upwards: each layer is matched with its inputs already in the common order."""

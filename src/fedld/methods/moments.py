@@ -21,11 +21,18 @@ from fedld.models.standardise import SMALLEST, StandardisedLinear
 
 @torch.no_grad()
 def head_inputs(client: LocalClient) -> tuple[Tensor, Tensor]:
-    """Give what the head's weights are multiplied with (N, D), in float64, and the labels (N,)."""
+    """Give what the head's weights are multiplied with (N, D), in float64, and the labels (N,).
+
+    Samples of a class of which a site sends nothing by itself (`LocalClient.disclosed`) are left out.
+    """
     batches, head = client.embedded(), as_model(client.model).head
     features = torch.cat([features for features, _ in batches]).double()
     inputs = head.inputs(features) if isinstance(head, StandardisedLinear) else features
-    return inputs, torch.cat([labels for _, labels in batches])
+    labels = torch.cat([labels for _, labels in batches])
+    kept = client.disclosed(torch.bincount(labels))[labels] > 0
+    if not kept.any():
+        raise FedLDError(f"no class has {client.smallest_class} samples, so its sums by class stay there")
+    return (inputs, labels) if kept.all() else (inputs[kept], labels[kept])
 
 
 def triangle(matrix: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 wire        what travels, checked on arrival
 site        the ClientApp: does the jobs on the site's own data, keeps its state on its own disk
 limits      what a site lets a server ask of it
+budget      what a site measures for one run
+disclosure  which images a site measures, and how exactly it tells the result
 sites       who takes part: site names, not Flower's changing node ids
 federation  a Federation without pixels for the server, and one with a single client for a site
 orders      a site's jobs in one message, its reply checked
@@ -15,6 +17,7 @@ launch      server and site with safe defaults
 superlink   Flower's SuperLink: one port for sites, everything else behind a door
 supernode   Flower's SuperNode without a port
 gate        who may pass the sites' port
+listener    bounds on connections, and calls that wait for work
 door        a Unix socket that only its owner opens
 roster      the operator's file of names and keys
 grid        replies, bounded before they are unfolded

@@ -78,7 +78,8 @@ class FlowerBackend:
     ) -> None:
         self.setup, self.sites, self.kept, self.ledger, self.tell = setup, sites, kept, ledger, tell
         self.rehearsed = not setup.experiment.canary
-        self.orders, self.here = Orders(setup, memory, run), InProcess(setup, memory)
+        test_images = {site.site: site.test for site in sites.fixed or ()}
+        self.orders, self.here = Orders(setup, memory, run, test_images), InProcess(setup, memory)
 
     def run(
         self, jobs: Sequence[Job], common: Tree, done: Done | None = None, deadline: float | None = None

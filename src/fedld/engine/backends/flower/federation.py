@@ -62,8 +62,13 @@ def training_rows(table: Table) -> NDArray[np.int64]:
     return np.flatnonzero(np.isin(table.split, ["train", "draw"]))
 
 
-def describe(table: Table, site: str, version: str, classes: Sequence[str]) -> Description:
-    """What a site tells of its data: shape, numbers of images by class, and sums over all its pixels."""
+def describe(
+    table: Table, site: str, version: str, classes: Sequence[str], smallest_class: int = 1
+) -> Description:
+    """What a site tells of its data: shape, numbers of images by class, and sums over all its pixels.
+
+    The number of a class with fewer than `smallest_class` images is None (`told_counts`).
+    """
     rows = training_rows(table)
     if not len(rows):
         raise FedLDError("there are no training images")
@@ -76,9 +81,26 @@ def describe(table: Table, site: str, version: str, classes: Sequence[str]) -> D
         shape=images.shape[1:],
         train=len(rows),
         test=int((table.split == "test").sum()),
-        label_counts=counts.tolist(),
+        label_counts=told_counts(counts, smallest_class),
         pixel_sums=tuple(moments.tolist()),
     )
+
+
+def told_counts(counts: NDArray[np.int64], least: int) -> list[int | None]:
+    """Numbers of images by class, None where they stay at the site.
+
+    Of a class with fewer than `least` images no number is told. As the number of all images is told, the
+    smallest other classes stay untold with it, until those untold are at least two with `least` images.
+
+    >>> told_counts(np.array([199, 1]), 50), told_counts(np.array([90, 80, 3, 0]), 50)
+    ([None, None], [90, None, None, 0])
+    """
+    order = [int(k) for k in np.argsort(counts, kind="stable") if counts[k]]
+    untold = [k for k in order if counts[k] < least]
+    for k in order[len(untold) :]:
+        if untold and (len(untold) < 2 or counts[untold].sum() < least):
+            untold.append(k)
+    return [None if k in untold else int(count) for k, count in enumerate(counts)]
 
 
 def relabel(table: Table, classes: Sequence[str]) -> NDArray[np.int64]:
@@ -113,7 +135,8 @@ def server_federation(table: Table, sites: Sequence[Description]) -> Federation:
     clients = []
     for site in sites:
         own = test[table.columns["site"][test] == site.site] if "site" in table.columns else EMPTY
-        clients.append(Client(site.site, EMPTY, own, tuple(site.label_counts)))
+        told = tuple(count or 0 for count in site.label_counts)
+        clients.append(Client(site.site, EMPTY, own, told, untold=site.train - sum(told)))
     sums = np.sum([site.pixel_sums for site in sites], axis=0)
     height, width, _ = sites[0].shape
     mean, std = mean_and_std(sums, sum(site.train for site in sites) * height * width)

@@ -1,10 +1,13 @@
 """Server and site with safe defaults: TLS and node keys on, telemetry off, files private."""
 
+import fcntl
 import ipaddress
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,7 +59,7 @@ class FlowerServer:
             roster.keys()
         os.umask(0o077)
         private_folder(self.runs)
-        with logged(self.runs / "server.log"):
+        with locked(self.runs, "server"), logged(self.runs / "server.log"):
             return self._serve(words, roster)
 
     def _serve(self, words: list[str], roster: Roster | None) -> int:
@@ -130,7 +133,7 @@ class Node:
         os.umask(0o077)
         folder = self.state / self.site
         private_folder(folder)
-        with logged(folder / "site.log"):
+        with locked(folder, "site"), logged(folder / "site.log"):
             return self._serve(words, presence_file(folder))
 
     def _serve(self, words: list[str], presence: Path) -> int:
@@ -197,6 +200,33 @@ def private_folder(folder: Path) -> None:
         folder.chmod(0o700)
     except OSError as error:
         raise FedLDError(f"'{folder}' cannot be made private: {error.strerror}") from None
+
+
+@contextmanager
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Hold the folder of a server or site, so that no second one writes to it.
+
+    Raises:
+        FedLDError: another process holds it.
+    """
+    lock = os.open(folder / ".running.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    end = time.monotonic() + AGAIN  # the processes of one that was killed may take a moment to end
+    try:
+        while not _taken(lock):
+            if time.monotonic() > end:
+                raise FedLDError(f"another {what} runs in '{folder}': stop it first")
+            time.sleep(0.2)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _taken(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _only_loopback(host: str) -> None:

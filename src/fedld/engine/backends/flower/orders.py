@@ -1,7 +1,8 @@
 """Orders to sites and what comes back: a site's jobs in one message, its reply checked before it counts."""
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import tomli_w
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from fedld import __version__
 from fedld.aggregation import Vote
+from fedld.aggregation.measured import LARGEST_LOSS
 from fedld.analysis.sites import SiteResult
 from fedld.engine.backends.flower.site import site_settings
-from fedld.engine.backends.flower.wire import IMAGES, Answer, Order, Rehearsal, pack, size, tree, unpack
+from fedld.engine.backends.flower.wire import Answer, Order, Rehearsal, pack, size, tree, unpack
 from fedld.engine.jobs import (
     CandidateJob,
     ClientJob,
@@ -48,10 +50,13 @@ class SiteError(FedLDError):
 
 
 class Orders:
-    """Writes orders and reads replies; an accepted update goes to its row of the memory."""
+    """Writes orders and reads replies; an accepted update goes to its row of the memory.
 
-    def __init__(self, setup: Setup, memory: SharedMemory, run: str) -> None:
-        self.setup, self.memory, self.run = setup, memory, run
+    `test_images` has the number of test images that each site described.
+    """
+
+    def __init__(self, setup: Setup, memory: SharedMemory, run: str, test_images: Mapping[str, int]) -> None:
+        self.setup, self.memory, self.run, self.test_images = setup, memory, run, test_images
         self.settings = tomli_w.dumps(site_settings(setup.experiment))
         self.largest = 8 * 4 * setup.layout.size + setup.method.message_bytes(setup.layout) + SPARE
 
@@ -132,26 +137,38 @@ class Orders:
             case TrainJob():
                 return self._trained(job, answer.read(k, Trained), reply)
             case PersonalJob():
-                return replace(answer.read(k, Personal), test=None)  # the global test set is not the site's
+                personal = replace(answer.read(k, Personal), test=None)  # the global test set is the server's
+                if personal.own is not None:
+                    self._check_tally(personal.own, self.test_images[job.incoming.client])
+                return personal
             case SiteTestJob():
-                found = answer.read(k, SiteTest).models
-                return SiteTest({which: _sound(one) for which, one in found.items()})
+                found, images = answer.read(k, SiteTest).models, self.test_images[job.incoming.client]
+                return SiteTest({which: _sound(one, images) for which, one in found.items()})
             case LossJob():
                 tally = answer.read(k, Tally)
-                if not tally.count and not job.validation:  # with too few images none are set aside
-                    raise FedLDError("it sent no loss")
+                self._check_tally(tally, self.setup.sizes[job.clients[0]])
                 return tally
             case CandidateJob():
-                return answer.read(k, Vote)
+                vote = answer.read(k, Vote)
+                if vote.count > self.setup.sizes[job.incoming.client]:
+                    raise FedLDError("it measured more images than it described")
+                return vote
 
     def _trained(self, job: TrainJob, trained: Trained, reply: RecordDict) -> Trained:
         layout, row = self.setup.layout, self.memory.updates[job.slot]
         update, message = self._update(tree(reply, "update")), tree(reply, "message")
         if lacking := [key for key in MEASURED if key not in trained.metrics]:
             raise FedLDError(f"its metrics lack '{lacking[0]}'")
+        least = 0 if self.setup.method.second_moments else 1  # in closed form nothing is trained
+        if not trained.metrics["steps"] >= least or trained.metrics["steps"] % 1:
+            raise FedLDError(f"its number of steps is not a whole number of at least {least}")
+        for tally in (trained.before, trained.after):
+            if tally is not None:
+                self._check_tally(tally, self.setup.sizes[job.incoming.client])
         row.zero_()
         layout.set_shared(row, update)
-        finite = all(map(_finite, (update, *message.values(), torch.tensor(trained.metrics["steps"]))))
+        metrics = torch.tensor(list(trained.metrics.values()))
+        finite = all(map(_finite, (update, *message.values(), metrics)))
         return replace(trained, message=message, finite=finite)
 
     def _update(self, sent: Tree) -> Tensor:
@@ -165,6 +182,20 @@ class Orders:
         if update is None or update.shape != (length,) or update.dtype != self.memory.updates.dtype:
             raise FedLDError(f"its update is not a float32 vector of {length} numbers")
         return update
+
+    def _check_tally(self, tally: Tally, images: int) -> None:
+        """Refuse a tally that no measurement of at most `images` images can give.
+
+        Without these bounds one site could decide which round's model is kept as the best.
+        """
+        correct = tally.sums.get("correct", 0)
+        if not 0 <= correct <= tally.count <= images or correct % 1:
+            raise FedLDError(f"it counted {correct:g} hits of {tally.count} images, and has {images}")
+        if not all(map(math.isfinite, tally.sums.values())):
+            raise FedLDError("its sums are not finite")
+        most = 1.01 * LARGEST_LOSS * tally.count
+        if not 0 <= tally.loss <= most or not 0 <= tally.loss_squared <= LARGEST_LOSS * most:
+            raise FedLDError(f"its mean loss is not between 0 and {LARGEST_LOSS:g}")
 
 
 def same_structure(results: list[JobResult | Failure], *, may_be_empty: bool = False) -> None:
@@ -183,13 +214,13 @@ def same_structure(results: list[JobResult | Failure], *, may_be_empty: bool = F
             results[k] = Failure("its message has another structure than the other sites'", "", "malformed")
 
 
-def _sound(one: SiteResult) -> SiteResult:
-    """A site's result as it may be written down: shares of some pictures, in order."""
+def _sound(one: SiteResult, images: int) -> SiteResult:
+    """A site's result as it may be written down: shares of at most `images` pictures, in order."""
     for estimate in one.estimates:
         known = [x for x in (estimate.low, estimate.value, estimate.high) if x is not None]
-        if known != sorted(known) or not all(0 <= x <= 1 for x in known):
+        if not all(0 <= x <= 1 for x in known) or known != sorted(known):
             raise FedLDError("its results are no shares")
-    if not 0 < one.pictures <= IMAGES or not 0 <= (one.patients or 0) <= one.pictures:
+    if not 0 < one.pictures <= images or not 0 <= (one.patients or 0) <= one.pictures:
         raise FedLDError("its results are of an impossible number of pictures")
     return one
 

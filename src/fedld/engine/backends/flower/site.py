@@ -28,8 +28,15 @@ from fedld.aggregation import Vote
 from fedld.config.experiment import SETTINGS, Experiment, make_experiment
 from fedld.config.resolve import make_method
 from fedld.data import Client, Federation
-from fedld.data.draw import Positions
 from fedld.data.table import Table
+from fedld.engine.backends.flower.budget import RunBudget
+from fedld.engine.backends.flower.disclosure import (
+    SiteDraws,
+    SiteWorker,
+    rounded_metrics,
+    rounded_tally,
+    rounded_vote,
+)
 from fedld.engine.backends.flower.federation import (
     FileFacts,
     describe,
@@ -47,10 +54,10 @@ from fedld.engine.backends.flower.wire import (
     pack,
     site_name,
     tree,
+    tree_names,
     unpack,
 )
 from fedld.engine.backends.processes import tune_process
-from fedld.engine.draws import Draws
 from fedld.engine.jobs import (
     ClientJob,
     ClientResult,
@@ -74,7 +81,6 @@ from fedld.engine.memory import peak_memory
 from fedld.engine.network import divided, make_layout
 from fedld.engine.setup import features_for
 from fedld.engine.states import StateStore
-from fedld.engine.worker import Worker
 from fedld.errors import FedLDError
 from fedld.layout import Layout, Tree
 from fedld.models import as_model
@@ -98,7 +104,7 @@ def introduce(message: Message, context: Context) -> Message:
         _same_version(question.version)
         table, limits = _open(context, question.image_size), Limits.from_node(context.node_config)
         limits.check_data(len(training_rows(table)))
-        description = describe(table, _name(context), __version__, question.classes)
+        description = describe(table, _name(context), __version__, question.classes, limits.min_images)
         return pack(description), {"description": description.model_dump()}
 
     return _guarded("description", answer, message, context)
@@ -165,13 +171,16 @@ class Site:
         if experiment.train != "all":
             experiment = experiment.model_copy(update={"weights": _weights(context)})
         self.folder = _states(context) / order.run
-        table = _open(context, experiment.image_size)
-        self.limits.check_order(experiment, order.jobs, len(training_rows(table)))
+        method, table = make_method(experiment), _open(context, experiment.image_size)
+        self.limits.check_order(experiment, method, order.jobs, len(training_rows(table)))
         self.seed = _own_seed(_states(context))
         federation = site_federation(table, self.name, order, self.folder / "federation")
+        self.limits.check_memory(
+            experiment, federation.input_shape, len(order.classes), len(training_rows(table))
+        )
         if experiment.validation is not None:
             federation = self._set_aside(federation, experiment.validation)
-        method = make_method(experiment)
+        self.budget = RunBudget(folder=self.folder, experiment=experiment, method=method, limits=self.limits)
         trunk, model = divided(experiment, method, federation)
         if method.second_moments or any(isinstance(j, PrepareJob) and j.what == "closed" for j in order.jobs):
             features = as_model(model).head.in_features
@@ -207,6 +216,7 @@ class Site:
         """Results of all jobs; the update and the message of a training as trees."""
         if self.order.canary:
             return Answer(rehearsal=self._rehearse(content)), {}
+        self.budget.spend(self.order, {name: tree(content, name) for name in tree_names(content)})
         results, trees = self._work(content)
         return Answer(results=[asdict(self._leaving(result)) for result in results]), trees
 
@@ -233,7 +243,7 @@ class Site:
         )
         for key, part in models.items():
             layout.set_shared(memory.updates[int(key)], part)
-        worker = Worker(self.setup, memory, SiteDraws(self.setup, self.seed, self.limits))
+        worker = SiteWorker(self.setup, memory, SiteDraws(self.setup, self.seed, self.limits))
         worker.common = tree(content, "common")
         results: list[JobResult] = []
         trees: dict[str, Tree] = {}
@@ -257,50 +267,40 @@ class Site:
         job = replace(job, incoming=replace(job.incoming, message=message))
         return replace(job, slot=0) if isinstance(job, TrainJob) else job
 
-    def _do(self, worker: Worker, job: ClientJob) -> JobResult:
+    def _do(self, worker: SiteWorker, job: ClientJob) -> JobResult:
         """A job's result; of few test images nothing is told."""
         few = len(self.setup.federation.test) < self.limits.min_images
-        if few and isinstance(job, PersonalJob):
+        if isinstance(job, SiteTestJob):
+            return SiteTest({}) if few else worker.site_test(job)
+        if isinstance(job, PersonalJob) and few:
             return Personal(None, None)
-        return SiteTest({}) if few and isinstance(job, SiteTestJob) else worker.run(job)
+        return worker.run(job)
 
     def _leaving(self, result: JobResult) -> ClientResult:
-        """A result as it leaves the site: without tensors, and without measurements of few images."""
-        leaves = self.limits.leaves
+        """A result as it leaves the site: rounded, without tensors and measurements of few images."""
         match result:
             case Prepared():
                 return replace(result, message={})
             case Trained():
-                before, after = leaves(result.before), leaves(result.after)
-                return replace(result, message={}, before=before, after=after)
+                return replace(
+                    result,
+                    message={},
+                    metrics=rounded_metrics(result.metrics),
+                    before=result.before and self._tally(result.before),
+                    after=result.after and self._tally(result.after),
+                )
             case Personal():
-                return Personal(None, leaves(result.own))
+                return Personal(None, self._tally(result.own) if result.own and result.own.count else None)
             case [Tally() as tally]:
-                leaves(tally)
-                return tally
-            case SiteTest() | Vote():
+                return self._tally(tally)
+            case Vote():
+                return rounded_vote(result)
+            case SiteTest():
                 return result
         raise TypeError(result)
 
-
-class SiteDraws(Draws):
-    """Which part of its images a site measures is drawn by itself.
-
-    A server that chose the parts could tell single images' losses from sums over many of them.
-    """
-
-    def __init__(self, setup: Setup, seed: int, limits: Limits) -> None:
-        super().__init__(setup, seed)
-        self.limits = limits
-
-    def part(self, client: str, positions: Positions, limit: int, *purpose: str | int) -> Positions:
-        """As many as the site's limits allow; parts are not nested."""
-        part = self.limits.part(limit, len(positions))
-        return positions if part is None else super().part(client, positions, part, *purpose, part)
-
-    def enough(self, out: int, left: int) -> bool:
-        """A site with few images trains on all of them."""
-        return min(2 * out, left) >= self.limits.min_images and super().enough(out, left)
+    def _tally(self, tally: Tally) -> Tally:
+        return rounded_tally(self.limits.leaves(tally))
 
 
 def _own_seed(folder: Path) -> int:

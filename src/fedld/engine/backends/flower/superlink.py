@@ -3,8 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,17 +14,26 @@ from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, 
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
 from flwr.superlink.main import create_app
 
-from fedld.engine.backends.flower.gate import Gate
+from fedld.engine.backends.flower.gate import FLEET, Gate
+from fedld.engine.backends.flower.listener import (
+    HEADER_BYTES,
+    Activity,
+    BoundedProtocol,
+    Holding,
+    Listener,
+)
 from fedld.engine.backends.flower.roster import Keys, Roster
 from fedld.errors import FedLDError
 
-
-class _Listener(uvicorn.Server):
-    """Two of these share a process, so neither takes the signals."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+ACQUIRE = frozenset({"/v1/runtime/acquire-task"})
+PULL = frozenset({FLEET + "pull-messages"})
+NEW_WORK = frozenset(
+    {
+        *("/v1/control/start-run", "/v1/runtime/create-task"),
+        *("/v1/runtime/push-messages", "/v1/runtime/push-object"),
+    }
+)
+"""Calls of the operator and of runs after which a task or a message may be there."""
 
 
 @dataclass(frozen=True)
@@ -50,24 +58,28 @@ def run_superlink(
     app = create_app(config, SuperLinkLifespan)
     state = app.state.linkstate_factory.state()
     keys = _registrar(roster, state) if roster else None
-    gate = Gate(app, keys, partial(_renew, state), stored.full, stored.room)
-    common: dict[str, Any] = {"access_log": False, "log_level": "warning", "workers": 1}
-    inside = _Listener(uvicorn.Config(app, uds=str(door), **common))
-    outside = _Listener(
-        uvicorn.Config(
-            gate,
-            host=config.host,
-            port=config.port,
-            ssl_keyfile=config.ssl_keyfile,
-            ssl_certfile=config.ssl_certfile,
-            lifespan="off",
-            **common,
-        )
+    activity = Activity()
+    door_app = Holding(app, activity, ACQUIRE, NEW_WORK)
+    sites_app = Holding(app, activity, PULL)
+    gate = Gate(sites_app, keys, partial(_renew, state), stored.full, stored.room)
+    common: dict[str, Any] = {"access_log": False, "log_level": "warning", "workers": 1, "ws": "none"}
+    inside = Listener(uvicorn.Config(door_app, uds=str(door), **common), activity)
+    outside_config = uvicorn.Config(
+        gate,
+        host=config.host,
+        port=config.port,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        lifespan="off",
+        http=BoundedProtocol,
+        h11_max_incomplete_event_size=HEADER_BYTES,
+        **common,
     )
+    outside = Listener(outside_config, activity)
     asyncio.run(_serve([inside, outside], ready))
 
 
-async def _serve(listeners: list[_Listener], ready: Callable[[], None]) -> None:
+async def _serve(listeners: list[Listener], ready: Callable[[], None]) -> None:
     def stop() -> None:
         for listener in listeners:
             listener.should_exit = True

@@ -33,8 +33,8 @@ from fedld.engine.backends.processes import tune_process
 from fedld.errors import FedLDError
 from fedld.models import build
 
-SOON, LATER = 0.1, 0.5  # seconds between questions for work: after a task more is likely, else nobody waits
-LIVELY = 30.0  # seconds that a task is remembered
+PAUSE = 0.2
+"""Seconds before the next question for work, where the daemon did not answer the last one."""
 ENTRY = {
     "clientapp": ("flwr.supernode.cli.flwr_clientapp", "fedld.engine.backends.flower.site"),
     "serverapp": ("flwr.superlink.cli.flwr_serverapp", "fedld.engine.backends.flower.server"),
@@ -97,7 +97,6 @@ class _Nursery:
     def _attend(self) -> int:
         """Fork for every task until the daemon ends; its exit code."""
         client: RuntimeHttpClient | None = None
-        last = time.monotonic()
         request = AcquireTaskRequest(supported_task_types=[self.kind])
         while True:
             ended, status = os.waitpid(self.process, os.WNOHANG)
@@ -105,19 +104,20 @@ class _Nursery:
                 self.process = 0
                 return os.waitstatus_to_exitcode(status)
             self.tasks = {child for child in self.tasks if os.waitpid(child, os.WNOHANG) == (0, 0)}
+            token = None
             try:
                 if client is None and self.door.exists():
                     version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
                     client = connect(RuntimeHttpClient, self.door, [version])
-                token = client.AcquireTask(request).token if client and not self.stopping else ""
+                if client and not self.stopping:
+                    token = client.AcquireTask(request).token  # held by the daemon until there may be a task
             except httpx.HTTPError:  # the daemon is not there yet, or no longer
-                token = ""
+                pass
             if token:
                 words = ["--runtime-api-address", str(self.door), "--token", token, "--insecure"]
                 self.tasks.add(self._fork(partial(self._task, words), signal.SIGKILL))
-                last = time.monotonic()
-            else:
-                time.sleep(SOON if time.monotonic() - last < LIVELY else LATER)
+            elif token is None:
+                time.sleep(PAUSE)
 
     def _task(self, words: list[str]) -> None:
         sys.argv[1:] = words

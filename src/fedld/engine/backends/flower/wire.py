@@ -49,19 +49,24 @@ class Question(Part):
 
 
 class Description(Part):
-    """A site's answer: all that the server ever learns of its data, beside updates and losses."""
+    """A site's answer: all that the server ever learns of its data, beside updates and losses.
+
+    Of a class with few images the number is not told: None.
+    """
 
     site: Annotated[str, Field(pattern=NAME)]
     version: Text
     shape: tuple[Side, Side, Annotated[int, Field(ge=1, le=16)]]
     train: Annotated[int, Field(ge=1, le=IMAGES)]
     test: Annotated[int, Field(ge=0, le=IMAGES)]
-    label_counts: Annotated[list[Count], Field(max_length=10_000)]
+    label_counts: Annotated[list[Count | None], Field(max_length=10_000)]
     pixel_sums: tuple[list[Pixels], list[Pixels]]
 
     def problem(self, classes: int) -> str | None:
         """What does not add up, if anything."""
-        if len(self.label_counts) != classes or sum(self.label_counts) != self.train:
+        told = [count for count in self.label_counts if count is not None]
+        untold = len(self.label_counts) - len(told)
+        if len(self.label_counts) != classes or not untold <= self.train - sum(told) <= untold * self.train:
             return "its label counts do not add up"
         height, width, channels = self.shape
         brightest = self.train * height * width * 255
@@ -83,10 +88,10 @@ class Order(Part):
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     settings: str
     trunk: str = ""
-    classes: list[str]
-    mean: list[float]
-    std: list[float]
-    kept: list[Count]
+    classes: Classes
+    mean: Annotated[list[float], Field(max_length=16)]
+    std: Annotated[list[float], Field(max_length=16)]
+    kept: Annotated[list[Count], Field(max_length=100_000)]
     jobs: list[Annotated[ClientJob, Field(discriminator="kind")]]
     canary: bool = False
 
@@ -147,6 +152,11 @@ def tree(content: RecordDict, name: str) -> Tree:
     """A tree of a message; one that was not sent is empty."""
     record = content.array_records.get(f"tree.{name}", ArrayRecord())
     return {key: torch.from_numpy(np.array(array.numpy())) for key, array in record.items()}
+
+
+def tree_names(content: RecordDict) -> list[str]:
+    """The trees that a message has."""
+    return [name.removeprefix("tree.") for name in content.array_records if name.startswith("tree.")]
 
 
 def listed(content: RecordDict) -> dict[str, list[Any]]:
