@@ -343,9 +343,10 @@ def test_sites_measure_the_final_models_on_their_own_test_images(grid, digits, t
     told = json.loads((tmp_path / "run" / "summary.json").read_text())["sites"]
     assert 20 < here["sites"]["gamma"]["global"]["pictures"] < 45
     assert told.keys() == {"alpha"}
-    assert told["alpha"]["personal"] == here["sites"]["alpha"]["personal"]
-    for key in ("accuracy", "auroc", "sensitivity"):
-        assert told["alpha"]["global"][key] == pytest.approx(here["sites"]["alpha"]["global"][key], abs=1e-6)
+    for which in ("personal", "global"):  # three decimals leave a site
+        for key in ("accuracy", "auroc", "sensitivity"):
+            ours = here["sites"]["alpha"][which][key]
+            assert told["alpha"][which][key] == pytest.approx(ours, abs=5.01e-4)
     assert "| alpha | personal |" in make_card(tmp_path / "run").to_markdown()
 
 
