@@ -84,12 +84,12 @@ def test_the_model_is_the_local_engines(finished, digits, tmp_path, name, as_a_s
 
 
 def close(ours, theirs):
-    """Whether records are the same; what a site measures, it rounds to three decimals."""
+    """Whether records are the same: sites round losses to three decimals, and terms are differences."""
     if isinstance(ours, dict):
         return ours.keys() == theirs.keys() and all(close(ours[key], theirs[key]) for key in ours)
     if isinstance(ours, list):
         return len(ours) == len(theirs) and all(map(close, ours, theirs))
-    return ours == theirs or (isinstance(ours, float) and ours == pytest.approx(theirs, abs=6e-4))
+    return ours == theirs or (isinstance(ours, float) and ours == pytest.approx(theirs, abs=1.01e-3))
 
 
 def test_the_records_are_the_local_engines(finished, digits, tmp_path):
@@ -101,7 +101,9 @@ def test_the_records_are_the_local_engines(finished, digits, tmp_path):
         for line in (*ours, *theirs):
             for key in ("seconds", "digest"):
                 line.pop(key, None)
-        assert ours == theirs
+        assert close(ours, theirs)
+        if name == "conflict.jsonl":
+            assert ours == theirs
 
 
 def test_only_what_is_trained_is_on_the_wire(finished):
