@@ -5,7 +5,8 @@ import pytest
 
 from fedld.config.experiment import make_experiment
 
-CLOCK = ("seconds", "measuring_seconds", "digest", "sha256")  # and the checksums, which cover the seconds
+# And the checksums, which cover the seconds.
+CLOCK = ("seconds", "measuring_seconds", "finished", "digest", "sha256")
 SMALL = {"dataset": "digits", "clients": 4, "rounds": 4, "model": "cnn", "lr": 0.05, "workers": 0}
 
 

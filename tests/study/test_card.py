@@ -1,5 +1,6 @@
 """The model card of real runs."""
 
+import hashlib
 import json
 
 import numpy as np
@@ -118,3 +119,23 @@ def test_names_are_no_html(data, tmp_path):
     text = (tmp_path / "card.md").read_text()
     assert "<img" not in text
     assert text.count("&lt;img src=x") >= 3
+
+
+def test_a_card_has_date_checksum_owner_licence_and_intended_use(done, tmp_path):
+    words = ["--use", "research only", "--owner", "Hospital A", "--licence", "CC-BY-4.0"]
+    result = CliRunner().invoke(app, ["card", str(done), "--out", str(tmp_path), *words])
+    assert result.exit_code == 0, result.output
+    card, told = (tmp_path / "card.md").read_text(), json.loads((tmp_path / "card.json").read_text())
+    digest = hashlib.sha256((done / "model.safetensors").read_bytes()).hexdigest()
+    assert told["model_sha256"] == digest
+    assert f"`{digest}`" in card
+    assert told["statements"] == {"use": "research only", "owner": "Hospital A", "licence": "CC-BY-4.0"}
+    assert f"| training finished (UTC) | {told['summary']['finished']} |" in card
+    silent = make_card(done).to_markdown()
+    assert "| intended use | not stated: give --use |" in silent
+
+
+def test_a_card_does_not_claim_clients_that_the_data_do_not_have(done):
+    card = make_card(done).to_markdown()
+    assert "rounds with 2 clients" in card
+    assert "clients = 5  # not used: the data name 2 clients" in card

@@ -15,10 +15,14 @@ def card(
     specificity: Annotated[
         float | None, typer.Option(help="at which sensitivity is told; default: the run's", min=0.01, max=1)
     ] = None,
+    use: Annotated[str | None, typer.Option(help="what the model is intended for")] = None,
+    owner: Annotated[str | None, typer.Option(help="who answers for the model")] = None,
+    licence: Annotated[str | None, typer.Option(help="under which the model may be used")] = None,
 ) -> None:
     """Write a model card: data, method, results with intervals by site, who took part, limitations."""
     from fedld.study.card import make_card
 
     folder = out or run
-    make_card(run, positive, specificity).write(folder)
+    statements = {"use": use, "owner": owner, "licence": licence}
+    make_card(run, positive, specificity, statements).write(folder)
     typer.echo(f"{folder / 'card.md'} and {folder / 'card.json'}")

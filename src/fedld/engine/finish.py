@@ -1,6 +1,7 @@
 """The end of a run: the final model, its predictions, and the summary that marks the run as finished."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import cast
 
 from torch import Tensor
@@ -48,6 +49,7 @@ def finish(exchange: Exchange, provenance: Callable[[], dict[str, str]], seconds
         "sites": sites,
         "rounds": state.round,
         "seconds": seconds,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "method": experiment.method["name"],
         "dataset": experiment.dataset,
         "model": experiment.model,

@@ -278,6 +278,7 @@ class Summary(FinalMeasures):
     format: int
     rounds: int
     seconds: float
+    finished: str  # date and time in UTC
     method: str
     dataset: str
     model: str

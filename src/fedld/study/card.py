@@ -3,6 +3,8 @@
 Everything in it is read from the run directory; nothing is measured again.
 """
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,13 @@ from fedld.records.schema import Summary, Which
 from fedld.records.table import read_predictions
 from fedld.records.writer import dump, write_atomically
 from fedld.study.formats import markdown, without_html
-from fedld.study.sites import measured_at_sites, site_results
+from fedld.study.sites import measured_at_sites, site_results, sites_apart
 
 FEW = 50
 """Test pictures below which a site's result is called uncertain."""
+
+STATEMENTS = {"use": "intended use", "owner": "owner", "licence": "licence"}
+"""What only a model's owner can say; `fedld card` takes each as an option."""
 
 ELSEWHERE = (
     "Nothing here tells how the model does on pictures of places that are not among the test pictures."
@@ -40,6 +45,8 @@ class ModelCard:
     positive: str
     specificity: float
     limitations: list[str]
+    statements: dict[str, str]
+    checksum: str | None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -61,6 +68,8 @@ class ModelCard:
             },
             "participation": self.summary["participation"],
             "limitations": self.limitations,
+            "statements": {name: self.statements.get(name) for name in STATEMENTS},
+            "model_sha256": self.checksum,
             "model_file": self.metadata,
         }
 
@@ -72,7 +81,7 @@ class ModelCard:
     def to_markdown(self) -> str:
         """The card to read."""
         parts = [
-            ("", [f"# Model card: {self.title}", "", self._headline()]),
+            ("", [f"# Model card: {self.title}", "", self._headline(), "", self._identity()]),
             ("Results", self._results()),
             *self._own_results(),
             ("Data, as the sites disclose it", self._data()),
@@ -101,6 +110,16 @@ class ModelCard:
             f"{clean(network)}; {s['rounds']} rounds with {s['clients']} clients, seed {s['seed']}, "
             f"fedld {s['version']}."
         )
+
+    def _identity(self) -> str:
+        """When it was made, by whom, for what, under which licence, and which file it is about."""
+        made = self.summary.get("finished") or "not recorded: the run is older than this field"
+        file = f"`{self.checksum}`" if self.checksum else "no global model"
+        rows = [["fact", "value"], ["training finished (UTC)", clean(made)]]
+        rows.append(["SHA-256 of model.safetensors", file])
+        for name, text in STATEMENTS.items():
+            rows.append([text, clean(self.statements.get(name) or f"not stated: give --{name}")])
+        return markdown(rows)
 
     def _results(self) -> list[str]:
         if self.everybody is None:
@@ -182,6 +201,10 @@ class ModelCard:
 
     def _method(self) -> list[str]:
         config = (self.run.path / "config.toml").read_text(encoding="utf-8").rstrip()
+        asked, count = self.run.config.get("clients"), self.summary["clients"]
+        if asked != count:
+            line = f"\nclients = {asked}\n"
+            config = config.replace(line, f"{line.rstrip()}  # not used: the data name {count} clients\n")
         machine = ", ".join(f"{key} {value}" for key, value in self.summary["environment"].items())
         return [f"Computed with {clean(machine)}.", "", "```toml", config, "```"]
 
@@ -195,8 +218,23 @@ class ModelCard:
         return [*head, "```", "fedld predict model.safetensors PICTURES --out told.csv", "```"]
 
 
-def make_card(path: Path, positive: str | None = None, specificity: float | None = None) -> ModelCard:
-    """The card of a finished run; the specificity is the run's own unless told."""
+def make_card(
+    path: Path,
+    positive: str | None = None,
+    specificity: float | None = None,
+    statements: Mapping[str, str | None] | None = None,
+) -> ModelCard:
+    """The card of a finished run; the specificity is the run's own unless told.
+
+    Args:
+        path: run directory.
+        positive: class whose sensitivity is told; None: the last one.
+        specificity: at which sensitivity is told; None: the run's.
+        statements: what its owner says of the model, by the names of `STATEMENTS`.
+
+    Raises:
+        FedLDError: the run is unfinished or damaged.
+    """
     diagnosis = diagnose_run(path)  # refuses what is no run
     run = read_run(path)
     if run.summary is None:
@@ -212,6 +250,7 @@ def make_card(path: Path, positive: str | None = None, specificity: float | None
     few = [f"{clean(name)} ({one.pictures})" for name, one in sites.items() if one.pictures < FEW]
     limits = [finding.sentence for finding in diagnosis.warnings]
     limits += [f"Few test pictures, so hardly sure: {', '.join(few)}."] if few else []
+    limits += [told] if everybody and (told := sites_apart(everybody, sites)) else []
     limits += [file.note] if file and file.note else []
     limits += [f"Not measured: {', '.join(diagnosis.not_measured)}."] if diagnosis.not_measured else []
     return ModelCard(
@@ -225,7 +264,16 @@ def make_card(path: Path, positive: str | None = None, specificity: float | None
         positive or (table.classes[-1] if table else ""),
         specificity,
         [clean(line) for line in [*limits, *run.problems, ELSEWHERE]],
+        {name: text for name, text in (statements or {}).items() if text},
+        _checksum(path / "model.safetensors"),
     )
+
+
+def _checksum(file: Path) -> str | None:
+    if not file.is_file():
+        return None
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _row(name: str, one: SiteResult, *model: str) -> list[str]:

@@ -87,7 +87,17 @@ def facts(line: Event) -> str:
     test, personal = line.get("test") or {}, line.get("personal") or {}
     shown = {name: test.get(name) for name in [*[name for name in test if name != "count"][:1], "loss"]}
     shown |= {"personal": next((value for name, value in personal.items() if name != "count"), None)}
-    shown |= {"validation": (line.get("validation") or {}).get("loss")}
-    shown |= {term: line.get(f"{term}_loss") for term in ("local", "shift", "aggregation")}
+    shown |= {"validation loss": (line.get("validation") or {}).get("loss")}
+    shown = {"test loss" if name == "loss" else name: value for name, value in shown.items()}
     parts += [f"{name} {value:.3f}" for name, value in shown.items() if value is not None]
-    return "  ".join(parts)
+    return "  ".join([*parts, *_terms(line)])
+
+
+def _terms(line: Event) -> list[str]:
+    """The sum of the terms, which is the loss on the clients' training images, not on the test images."""
+    terms = {name: line.get(f"{name}_loss") for name in ("local", "shift", "aggregation")}
+    known = {name: value for name, value in terms.items() if value is not None}
+    if len(known) == len(terms) and line.get("global_loss") is not None:
+        signed = f"{terms['shift']:+.3f} shift {terms['aggregation']:+.3f} aggregation"
+        return [f"training loss {line['global_loss']:.3f} = {terms['local']:.3f} local {signed}"]
+    return [f"{name} {value:.3f}" for name, value in known.items()]

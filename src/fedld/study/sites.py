@@ -1,5 +1,7 @@
 """The final models at each site: as predictions.csv tells of them, and as the sites measured them."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +11,8 @@ from fedld.errors import FedLDError, nearest
 from fedld.records.schema import Summary, Which
 from fedld.records.table import PredictionTable
 
+APART = 0.1
+"""AUROC over all sites minus the best inside a site, from which the model may be telling sites apart."""
 MEASURED = ("accuracy", "auroc", "sensitivity")
 
 
@@ -25,6 +29,23 @@ def site_results(
     sick = table.classes.index(name)
     parts = {site: _result(table, where, sick, specificity) for site, where in rows.items()}
     return _result(table, everybody, sick, specificity), parts
+
+
+def sites_apart(everybody: SiteResult, sites: Mapping[str, SiteResult]) -> str | None:
+    """The sentence on one AUROC over all sites that is far above those inside the sites; None if it is not.
+
+    Only sites with pictures of more than one class have an AUROC of their own. A model that recognises the
+    site ranks the pictures of a site with much disease above the others, whatever is in them.
+    """
+    pooled = everybody.auroc.value
+    inside = {name: one.auroc.value for name, one in sites.items() if one.auroc.value is not None}
+    if pooled is None or not inside or pooled - max(inside.values()) < APART:
+        return None
+    named = ", ".join(f"{name} {value:.3f}" for name, value in list(inside.items())[:5])
+    return (
+        f"One AUROC over all sites is {pooled:.3f}, but inside the sites with more than one class it is "
+        f"lower ({named}): the model may tell sites apart, and not the classes."
+    )
 
 
 def _result(table: PredictionTable, rows: NDArray[np.bool_], sick: int, specificity: float) -> SiteResult:

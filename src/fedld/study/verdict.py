@@ -5,9 +5,12 @@ from typing import TYPE_CHECKING
 
 from fedld.analysis.diagnosis.evidence import listing
 from fedld.analysis.participation import Participation
+from fedld.methods import METHODS
 from fedld.records.reader import by_label, clean
+from fedld.registry import options_of
 from fedld.study.accounts import MEANING, Explanation
 from fedld.study.measures import chance_level
+from fedld.study.rates import rate_warnings
 
 if TYPE_CHECKING:
     from fedld.study.comparison import Comparison, Standing
@@ -146,8 +149,8 @@ def _but(comparison: "Comparison", worse: dict[str, float]) -> str:
 
 
 def warnings(comparison: "Comparison") -> list[str]:
-    """Failed runs, absences, classes that are never predicted, few seeds, a method that is another one."""
-    kinds = (_failed, _absent, _unmeasured, _never, _seeds, _same)
+    """Failed runs, absences, unlearnt classes, wrong rates, few seeds, a method that is another one."""
+    kinds = (_failed, _absent, _unmeasured, _never, rate_warnings, _seeds, _same)
     return [line for kind in kinds for line in kind(comparison)]
 
 
@@ -202,11 +205,47 @@ def _seeds(comparison: "Comparison") -> list[str]:
 
 
 def _same(comparison: "Comparison") -> list[str]:
-    return [
+    """Methods that are FedAvg here: without a part for the clients to keep, or equal to it in every round."""
+    found = [
         f"{s.label} is FedAvg here: the network has no BatchNorm that could stay with the clients"
         for s in comparison.standings
         if s.same_as_fedavg
     ]
+    base = next((s for s in comparison.standings if s.label == comparison.baseline), None)
+    for s in comparison.standings:
+        if (
+            base is not None
+            and s is not base
+            and not s.same_as_fedavg
+            and _equal(s, base, comparison.primary)
+        ):
+            found.append(
+                f"{s.label} has the same {comparison.shown.title} as {base.label} in every seed: its own "
+                f"term hardly does anything at these settings{_own_numbers(comparison, s.label)}"
+            )
+    return found
+
+
+def _equal(standing: "Standing", base: "Standing", primary: str) -> bool:
+    """Whether a method has the baseline's value in every seed, and its loss within one percent."""
+    ours, theirs = standing.values.get(primary, {}), base.values.get(primary, {})
+    seeds = ours.keys() & theirs.keys()
+    loss, other = standing.mean("loss"), base.mean("loss")
+    close = loss is None or other is None or abs(loss - other) <= 0.01 * abs(other)
+    return bool(seeds) and close and all(ours[seed] == theirs[seed] for seed in seeds)
+
+
+def _own_numbers(comparison: "Comparison", label: str) -> str:
+    """The method's own numbers, to know what to change."""
+    run = next(run for run in comparison.runs if run.label == label)
+    method = run.config.get("method")
+    numbers = {k: v for k, v in method.items() if k != "name"} if isinstance(method, dict) else {}
+    if run.method in METHODS:
+        common = options_of(METHODS["fedavg"])
+        defaults = {k: v for k, v in options_of(METHODS[run.method]).items() if k not in common}
+        numbers = defaults | numbers
+    told = ", ".join(f"{clean(key)} = {clean(value)}" for key, value in numbers.items())
+    return f" ({told})" if told else ""
 
 
 def answers(comparison: "Comparison") -> list[PageAnswer]:

@@ -1,23 +1,47 @@
 """What a run directory gives a diagnosis, and its findings put together for all methods of a study."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedld.analysis import Evidence, Finding, diagnose
+from fedld.analysis.diagnosis.merge import merge_accounts, merge_sentences
 from fedld.config.experiment import make_experiment
 from fedld.config.resolve import make_method
 from fedld.errors import FedLDError
-from fedld.records.reader import Run, longest_run
+from fedld.records.reader import Run, by_label
 from fedld.records.schema import Predictions
 
 
-@dataclass(frozen=True)
-class Shared:
-    """A finding and the methods it holds for; the numbers in its sentence are the first one's."""
+@dataclass(frozen=True, kw_only=True)
+class StudyFinding:
+    """A finding over all runs of a study.
+
+    finding   its numbers are means over the runs that it holds for
+    holds     method: in how many of its seeds, and of how many
+    methods   number of methods in the study
+    """
 
     finding: Finding
-    labels: tuple[str, ...]
+    holds: Mapping[str, tuple[int, int]]
+    methods: int
+
+    @property
+    def where(self) -> str:
+        """Of which methods it holds and in how many seeds; empty if of all, with one seed each."""
+        everywhere = len(self.holds) == self.methods and all(k == n for k, n in self.holds.values())
+        seeds = max(n for _, n in self.holds.values())
+        if everywhere:
+            return (
+                ""
+                if seeds == 1
+                else f"all methods, all {seeds} seeds"
+                if self.methods > 1
+                else f"all {seeds} seeds"
+            )
+        if seeds == 1:
+            return ", ".join(self.holds)
+        return ", ".join(f"{label}: {k} of {n} seeds" for label, (k, n) in self.holds.items())
 
 
 def evidence_of(run: Run) -> Evidence:
@@ -53,13 +77,28 @@ def rule_name(run: Run) -> str | None:
         return None
 
 
-def diagnose_all(runs: Sequence[Run]) -> list[Shared]:
-    """Findings of one run for each method, equal kinds together, warnings first."""
-    labels = list(dict.fromkeys(run.label for run in runs))
-    chosen = {label: longest_run([run for run in runs if run.label == label]) for label in labels}
-    found: dict[tuple[str, str], list[tuple[str, Finding]]] = {}
-    for label in labels:
-        for finding in diagnose(evidence_of(chosen[label])):
-            found.setdefault((finding.level, finding.check), []).append((label, finding))
-    shared = [Shared(same[0][1], tuple(label for label, _ in same)) for same in found.values()]
+def diagnose_all(runs: Sequence[Run]) -> list[StudyFinding]:
+    """Findings of all runs, equal kinds together, warnings first; the account of the loss by method."""
+    seeds = {label: len(own) for label, own in by_label(runs).items()}
+    found: dict[tuple[str, str, str], list[tuple[str, Finding]]] = {}
+    for run in runs:
+        for finding in diagnose(evidence_of(run)):
+            own = run.label if finding.check == "dominant_term" else ""
+            found.setdefault((finding.level, finding.check, own), []).append((run.label, finding))
+    shared = [_merged(same, seeds) for same in found.values()]
     return sorted(shared, key=lambda one: one.finding.level != "warning")
+
+
+def _merged(same: Sequence[tuple[str, Finding]], seeds: Mapping[str, int]) -> StudyFinding:
+    """One finding of those that several runs have in common."""
+    labels, findings = [label for label, _ in same], [finding for _, finding in same]
+    holds = {label: (labels.count(label), seeds[label]) for label in dict.fromkeys(labels)}
+    first = findings[0]
+    if first.check == "dominant_term":
+        return StudyFinding(finding=merge_accounts(findings, labels[0]), holds=holds, methods=len(seeds))
+    sentence, alike = merge_sentences([finding.sentence for finding in findings])
+    if alike < len(findings):
+        sentence += (
+            f" (So worded in {alike} of {len(findings)} runs; the others name other clients or causes.)"
+        )
+    return StudyFinding(finding=replace(first, sentence=sentence), holds=holds, methods=len(seeds))

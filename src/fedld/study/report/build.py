@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from fedld.analysis.diagnosis.gather import Shared, diagnose_all
+from fedld.analysis.diagnosis.gather import StudyFinding, diagnose_all
 from fedld.errors import FedLDError
 from fedld.records.reader import Run, StudyRecords, by_label, clean, number
 from fedld.study.comparison import Comparison, compare_runs
@@ -64,7 +64,7 @@ class Group:
     title: str
     runs: list[Run]
     comparison: Comparison
-    findings: list[Shared] | Missing
+    findings: list[StudyFinding] | Missing
     top: list[PagePart]
     sections: list[Section]
 

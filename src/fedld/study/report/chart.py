@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -101,12 +102,33 @@ class Look:
         return {"color": self.colour, "linestyle": self.dashes}
 
 
+OWN_COLOURS = (
+    *("fedavg", "fedprox", "fedld", "fedld-measured"),
+    *("scaffold", "fedld-drift", "measured", "central"),
+)
+"""Methods that always have the colour of their place."""
+
+
 def looks(labels: Sequence[str]) -> dict[str, Look]:
-    """Eight hues, then grey with dashes: a ninth hue would not be told apart."""
-    return {
-        label: Look(SERIES[i], DASHES[0], i) if i < len(SERIES) else Look(MUTED, DASHES[i % len(DASHES)], i)
-        for i, label in enumerate(labels)
-    }
+    """Eight hues, then grey with dashes: a ninth hue would not be told apart.
+
+    A method has the same colour on every page: that of its place in `OWN_COLOURS`, else one that follows from
+    its name, or the next free one where another method of the page has that.
+    """
+    slots = {label: OWN_COLOURS.index(label) for label in labels if label in OWN_COLOURS}
+    for label in sorted(set(labels) - slots.keys()):
+        taken = set(slots.values())
+        wanted = crc32(label.encode()) % len(SERIES)
+        hues = [(wanted + k) % len(SERIES) for k in range(len(SERIES))]
+        free = (slot for slot in [*hues, *range(len(SERIES), len(SERIES) + len(labels))] if slot not in taken)
+        slots[label] = next(free)
+    return {label: _look(slots[label]) for label in labels}
+
+
+def _look(slot: int) -> Look:
+    if slot < len(SERIES):
+        return Look(SERIES[slot], DASHES[0], slot)
+    return Look(MUTED, DASHES[slot % len(DASHES)], slot)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def comparison_table(comparison: Comparison, styles: Mapping[str, Look]) -> Page
                 _measured(comparison, s, comparison.primary),
                 TableCell(signed(d.mean, shown.digits), d.mean) if d else TableCell("–"),
                 _interval(d.interval if d else None, shown.digits),
-                p_value(s.p_value),
+                p_value(s.p_value, good=d is not None and d.mean * shown.sign > 0),
                 plain([d.effect_size] if d and d.effect_size is not None else [], 1),
                 *(_measured(comparison, s, name) for name in others),
                 percent([fair[s.label]["gap"]] if s.label in fair else []),
@@ -108,11 +108,12 @@ def plain(values: Sequence[float], digits: int) -> TableCell:
     return TableCell(f"{fmean(values):.{digits}f}", fmean(values)) if values else TableCell("–")
 
 
-def p_value(p: float | None) -> TableCell:
-    """Small p values are not worth their digits."""
+def p_value(p: float | None, *, good: bool) -> TableCell:
+    """A p value; below 5 % in the tone of its difference, for better or worse."""
     if p is None:
         return TableCell("–")
-    return TableCell("< 0.001" if p < 0.001 else f"{p:.3f}", p, tone="good" if p < 0.05 else "")
+    tone = ("good" if good else "bad") if p < 0.05 else ""
+    return TableCell("< 0.001" if p < 0.001 else f"{p:.3f}", p, tone=tone)
 
 
 def paper_table(runs: Sequence[Run]) -> PageTable:
