@@ -24,8 +24,8 @@ from fedld.records.schema import (
 TINY = {"dataset": "digits", "clients": 3, "rounds": 1, "model": "cnn", "workers": 0, "local_epochs": 1}
 # What only some runs have, and where it comes from.
 OPTIONAL = {
-    *("excluded", "reason", "missing", "not_measured"),
-    "choices",  # methods in closed form  # a client that was left out
+    *("excluded", "reason", "missing", "not_measured"),  # a client that was left out
+    "choices",  # methods in closed form
     "metrics",  # methods that measure something of their own
 }
 

@@ -26,6 +26,11 @@ Primary = Annotated[
     typer.Option(help="measure that decides: accuracy, balanced_accuracy, auroc, worst_client or a --metric"),
 ]
 
+TargetText = Annotated[
+    str,
+    typer.Option(help="tell the cost to POINTS below the baseline's final accuracy, or POINTS@ACCURACY"),
+]
+
 
 @with_settings("method", "workers", "seed", many=True)
 def compare(
@@ -37,6 +42,7 @@ def compare(
     resume: Annotated[bool, typer.Option("--resume", help="finish what is there already")] = False,
     jobs: Annotated[int | None, typer.Option(help="runs at the same time; default: cores")] = None,
     primary: Primary = None,
+    target: TargetText = "0.5",
     json: Annotated[bool, typer.Option("--json", help="print the table as JSON")] = False,
 ) -> None:
     """Compare methods under equal conditions; writes the table (json, md, tex, csv) and report.html."""
@@ -53,7 +59,7 @@ def compare(
     else:
         names = import_methods([name.strip() for name in methods.split(",") if name.strip()])
         command = shlex.join(["fedld", *sys.argv[1:]])
-        planned = plan(settings, names, parse_seeds(seeds), command=command, primary=primary)
+        planned = plan(settings, names, parse_seeds(seeds), command=command, primary=primary, target=target)
     with RunBars(planned.rounds, f"{len(planned.cells)} runs") as bars:
         try:
             comparison = run_study(planned, out, resume=resume, jobs=jobs, progress=bars)

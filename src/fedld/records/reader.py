@@ -208,6 +208,7 @@ class StudyRecords:
     baseline: str | None
     runs: tuple[Run, ...]
     primary: str | None = None  # the measure that decides; None: the first one of the runs
+    target: str = "0.5"
     problems: tuple[str, ...] = ()
 
 
@@ -220,12 +221,14 @@ def read(paths: Sequence[Path]) -> StudyRecords:
     commands = [study.command for study in studies if study.command]
     baselines = {study.baseline for study in studies if study.baseline}
     primaries = {study.primary for study in studies}
+    targets = {study.target for study in studies}
     return StudyRecords(
         " and ".join(dict.fromkeys(study.name for study in studies)),
         "\n".join(commands) or None,
         baselines.pop() if len(baselines) == 1 else None,
         _distinct(runs),
         primaries.pop() if len(primaries) == 1 else None,
+        targets.pop() if len(targets) == 1 else "0.5",
         tuple(problem for study in studies for problem in study.problems),
     )
 
@@ -267,6 +270,7 @@ def _read_study(path: Path) -> StudyRecords:
         clean(baseline) if baseline else None,
         tuple(runs),
         str(index["primary"]) if index.get("primary") else None,
+        str(index.get("target") or "0.5"),
         tuple(problems),
     )
 

@@ -330,6 +330,7 @@ class StudyIndex(TypedDict):
     command: str
     baseline: str
     primary: str  # the measure that decides
+    target: str  # the accuracy to be reached, as `fedld.study.target` reads it
     runs: list[StudyEntry]
 
 

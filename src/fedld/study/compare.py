@@ -24,6 +24,7 @@ from fedld.registry import find, options_of
 from fedld.study.comparison import Comparison, compare_runs
 from fedld.study.grid import Cell, run_grid
 from fedld.study.measures import check_primary
+from fedld.study.target import DEFAULT, Target
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class StudyPlan:
     baseline: str
     cells: list[tuple[str, Experiment]]
     primary: str
+    target: str = DEFAULT
 
     @property
     def rounds(self) -> int:
@@ -63,6 +65,7 @@ class StudyPlan:
             "command": self.command,
             "baseline": self.baseline,
             "primary": self.primary,
+            "target": self.target,
             "runs": runs,
         }
 
@@ -74,6 +77,7 @@ def plan(
     *,
     command: str,
     primary: str | None = None,
+    target: str = DEFAULT,
 ) -> StudyPlan:
     """Every method with every seed; a table named like a method is for it alone: `fedprox.mu=0.1`.
 
@@ -99,7 +103,8 @@ def plan(
     baseline = "fedavg" if "fedavg" in labelled else next(iter(labelled))
     title = f"{', '.join(labelled)} on {cells[0][1].dataset}"
     decides = check_primary(primary, make_measures(cells[0][1]))
-    return StudyPlan(title, command, baseline, cells, decides)
+    Target.parse(target)
+    return StudyPlan(title, command, baseline, cells, decides, target)
 
 
 def check_seeds(seeds: Any) -> list[int]:
@@ -187,9 +192,10 @@ def reopen(out: Path) -> StudyPlan:
     try:
         cells = [(one["label"], make_experiment(parse_toml(one["settings"]))) for one in index["runs"]]
         name, command, baseline = (str(index[key]) for key in ("name", "command", "baseline"))
-        return StudyPlan(
-            name, command, baseline, cells, check_primary(index["primary"], make_measures(cells[0][1]))
-        )
+        target = str(index.get("target", DEFAULT))
+        Target.parse(target)
+        decides = check_primary(index["primary"], make_measures(cells[0][1]))
+        return StudyPlan(name, command, baseline, cells, decides, target)
     except (KeyError, TypeError):
         raise FedLDError(
             f"'{out / 'study.json'}' is damaged, or older than this: give the whole command and --resume"
@@ -199,7 +205,7 @@ def reopen(out: Path) -> StudyPlan:
 def compare_cells(study: StudyPlan, cells: list[Cell]) -> Comparison:
     """The comparison of finished cells."""
     runs = [read_run(cell.path, cell.label, cell.experiment.seed) for cell in cells]
-    return compare_runs(study.name, runs, study.baseline, study.primary)
+    return compare_runs(study.name, runs, study.baseline, study.primary, study.target)
 
 
 def write_comparison(comparison: Comparison, out: Path, command: str) -> None:

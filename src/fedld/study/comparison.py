@@ -3,7 +3,7 @@
 Methods are compared over the seeds they share with the baseline: same partition, same initial weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean, stdev
@@ -23,6 +23,7 @@ from fedld.study.measures import (
     never_predicted,
     value_of,
 )
+from fedld.study.target import DEFAULT, Reached, Target, reached
 from fedld.study.verdict import headline, warnings
 from fedld.tasks.measure import Measure, last_mean
 
@@ -53,6 +54,7 @@ class Standing:
     measures: tuple[str, ...] = ()  # all of them, the first one decides unless another is named
     reference: bool = False  # a bound such as `central`: it is compared, but cannot win
     same_as_fedavg: bool = False  # FedBN on a network that has no BatchNorm
+    reached: Reached | None = None  # when the target accuracy was reached
 
     def mean(self, measure: str) -> float | None:
         """Mean over seeds."""
@@ -87,6 +89,7 @@ class Standing:
                 name: {"mean": one.mean, "interval": one.interval} for name, one in self.differences.items()
             },
             "never_predicted": self.never,
+            "target": None if self.reached is None else self.reached.to_json(),
             "megabytes": self.megabytes,
             "seconds": self.seconds,
         }
@@ -102,6 +105,7 @@ class Comparison:
     round: int
     measures: dict[str, Measure]  # those of the task and those that users added, by name
     standings: list[Standing]  # as they were named
+    level: float | None = None  # the target accuracy, %
     runs: tuple[Run, ...] = field(repr=False, default=())
     failed: tuple[Run, ...] = field(repr=False, default=())  # they are in no number above
 
@@ -182,6 +186,7 @@ class Comparison:
             "primary": self.primary,
             "measures": [measure.to_json() for measure in self.measures.values()],
             "round": self.round,
+            "target": self.level,
             "verdict": self.verdict,
             "warnings": self.warnings,
             "rows": [standing.to_json() for standing in self.standings],
@@ -209,6 +214,8 @@ class Comparison:
             name = self.first.name
             series = s.values | {f"last5_{name}": s.last5, f"best_{name}": s.best, "personal": s.personal}
             rows += [[s.label, seed, name, v] for name, by in series.items() for seed, v in by.items()]
+            if s.reached is not None:
+                rows += [[s.label, "all", f"target_{name}", v] for name, v in s.reached.to_json().items()]
         return rows
 
     def why(self) -> str:
@@ -229,8 +236,19 @@ class Comparison:
             (f"last 5{unit}", lambda s: formats.spread(list(s.last5.values()), digits)),
             (f"best{unit}", lambda s: formats.spread(list(s.best.values()), digits)),
             (f"personalised{unit}", lambda s: formats.spread(list(s.personal.values()), digits)),
+            *self._target_columns(),
             ("MB", lambda s: f"{s.megabytes:.1f}"),
             ("s", lambda s: f"{s.seconds:.0f}"),
+        ]
+
+    def _target_columns(self) -> list[tuple[str, Any]]:
+        """When the target was reached, and at what cost; nothing where there is no target."""
+        if self.level is None:
+            return []
+        return [
+            (f"rounds to {self.level:.1f} %", lambda s: _reached(s, lambda r: f"{r.round}")),
+            ("MB to it", lambda s: "" if s.reached is None else f"{s.reached.megabytes:.1f}"),
+            ("s to it", lambda s: "" if s.reached is None else f"{s.reached.seconds:.1f}"),
         ]
 
     def _values(self, standing: Standing, measure: str) -> str:
@@ -245,7 +263,11 @@ class Comparison:
 
 
 def compare_runs(
-    title: str, runs: Sequence[Run], baseline: str | None = None, primary: str | None = None
+    title: str,
+    runs: Sequence[Run],
+    baseline: str | None = None,
+    primary: str | None = None,
+    target: str = DEFAULT,
 ) -> Comparison:
     """Compare the methods of some runs on the same data; the baseline is FedAvg, else the first method."""
     measures = measures_of(runs)
@@ -255,6 +277,10 @@ def compare_runs(
     known = [s.label for s in standings if primary in s.values] or [s.label for s in standings]
     if baseline not in known:
         baseline = "fedavg" if "fedavg" in known else next(iter(known), "")
+    final = next((s.mean("accuracy") for s in standings if s.label == baseline), None)
+    level = Target.parse(target).level(final) if "accuracy" in measures else None
+    if level is not None:
+        standings = [_to_target(s, compared, measures["accuracy"], level, at) for s in standings]
     return Comparison(
         title,
         baseline,
@@ -262,9 +288,16 @@ def compare_runs(
         at,
         measures,
         _tested(standings, baseline, primary),
+        level=level,
         runs=tuple(compared),
         failed=tuple(run for run in runs if run.failure),
     )
+
+
+def _to_target(standing: Standing, runs: Sequence[Run], accuracy: Measure, level: float, at: int) -> Standing:
+    """Add when a method with a global model reached the target."""
+    own = [run for run in runs if run.label == standing.label]
+    return replace(standing, reached=reached(own, accuracy, level, at)) if standing.values else standing
 
 
 def _comparable(runs: Sequence[Run]) -> tuple[int, list[Run]]:
@@ -340,6 +373,12 @@ def _difference(standing: Standing, digits: int) -> str:
         return ""
     form = f"+.{digits}f"
     return f"{d.mean:{form}}" + (f" [{d.interval[0]:{form}}, {d.interval[1]:{form}}]" if d.interval else "")
+
+
+def _reached(standing: Standing, cell: Callable[[Reached], str]) -> str:
+    if not standing.values:
+        return ""
+    return "not reached" if standing.reached is None else cell(standing.reached)
 
 
 def _effect(difference: PairedDifference | None) -> str:

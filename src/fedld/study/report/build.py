@@ -28,6 +28,7 @@ from fedld.study.report.tables import (
     paper_table,
     settings_table,
     sites_table,
+    target_table,
 )
 from fedld.study.report.terms import terms_chart
 
@@ -94,7 +95,7 @@ def compare_groups(study: StudyRecords) -> list[tuple[Comparison, list[Run]]]:
     titles = [setting_title(runs[0]) for runs in settings.values()]
     names = [t if titles.count(t) == 1 else f"{t} ({k + 1})" for k, t in enumerate(titles)]
     return [
-        (compare_runs(name, runs, study.baseline, study.primary), runs)
+        (compare_runs(name, runs, study.baseline, study.primary, study.target), runs)
         for name, runs in zip(names, settings.values(), strict=True)
     ]
 
@@ -163,6 +164,7 @@ def _group(key: str, comparison: Comparison, runs: list[Run]) -> Group:
         ]),
         Section("cost", "Communication and time", [
             cost_table(runs),
+            *filter(_is_table, [_part("Cost to a target", "", lambda: target_table(comparison))]),
             _part("Accuracy against communication", needs_rounds, lambda: traffic_chart(runs, styles)),
         ]),
         Section("settings", "Settings", [settings_table(runs), environment_table(runs)]),

@@ -155,6 +155,27 @@ def cost_table(runs: Sequence[Run]) -> PageTable:
     return PageTable("cost", "Cost of a run", "Mean over seeds.", columns, rows, wide=False)
 
 
+def target_table(comparison: Comparison) -> PageTable | None:
+    """Rounds, traffic and time of every method until it stays at the target accuracy; None without one."""
+    if comparison.level is None:
+        return None
+    rows = []
+    for s in [s for s in comparison.standings if s.values]:
+        if s.reached is None:
+            rows.append([TableCell(s.label, s.label), TableCell("not reached"), *([TableCell("–")] * 3)])
+            continue
+        numbers = [s.reached.megabytes_up, s.reached.megabytes_down, s.reached.seconds]
+        first = TableCell(str(s.reached.round), s.reached.round)
+        rows.append([TableCell(s.label, s.label), first, *(plain([value], 1) for value in numbers)])
+    note = (
+        f"First evaluated round from which on the mean accuracy over seeds is {comparison.level:.2f} % or "
+        "more, and the cost until then (compare --target)."
+    )
+    columns = ["method", "rounds", "MB up", "MB down", "seconds"]
+    title = f"Cost to {comparison.level:.1f} % accuracy"
+    return PageTable("target", title, note, columns, rows, wide=False)
+
+
 def _sums(runs: Sequence[Run], key: RoundColumn) -> list[float]:
     return [float(np.nansum(list(run.series(key).values()))) for run in runs]
 
