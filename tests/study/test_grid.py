@@ -1,4 +1,5 @@
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from fedld.cli import start
 from fedld.config.experiment import make_experiment
 from fedld.study.grid import Cell, Durations, _longest_first
+from fedld.study.report import write_report
 
 FEDLD = str(Path(sys.executable).with_name("fedld"))
 
@@ -53,6 +55,44 @@ def test_a_run_that_diverges_does_not_take_the_study_with_it(tmp_path, capsys, m
     ]
     assert any(line.startswith(warning) and "finite" in line for line in table["warnings"])
     assert warning in (out / "report.html").read_text()
+
+
+def test_a_run_that_cannot_be_continued_is_missing_aloud(tmp_path, capsys, monkeypatch):
+    """It was named on the console only, with exit code 0 and fewer seeds in the table."""
+    out = tmp_path / "study"
+    words = ["--dataset", "digits", "--clients", "3", "--rounds", "2", "--methods", "fedavg,fedprox"]
+    words += ["--seeds", "0,1", "--jobs", "0", "--out", str(out)]
+
+    def compare(*more):
+        monkeypatch.setattr(sys, "argv", ["fedld", "compare", *words, *more])
+        with pytest.raises(SystemExit) as ended:
+            start()
+        return ended.value.code
+
+    def files(folder):
+        return {str(file): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+    assert not compare()
+    damaged = out / "runs/fedprox-seed1"
+    (damaged / "summary.json").unlink()  # as if stopped in the middle, its checkpoints lost
+    shutil.rmtree(damaged / "checkpoints")
+    before = files(damaged)
+    capsys.readouterr()
+    assert compare("--resume") == 3
+    assert files(damaged) == before
+    warning = "fedprox failed with seed 1, which the table is without: no checkpoint"
+    assert warning in " ".join(capsys.readouterr().out.split())
+    assert any(line.startswith(warning) for line in json.loads((out / "table.json").read_text())["warnings"])
+    table = (out / "table.md").read_text()
+    assert "| seeds |" in table
+    assert "| 1 of 2 |" in table
+    assert warning in (out / "report.html").read_text()
+    write_report([out], out / "again.html")  # from the folder alone
+    assert warning in (out / "again.html").read_text()
+    shutil.rmtree(damaged)
+    assert not compare("--resume"), "run anew, it is there again"
+    assert not (out / "failed.json").exists()
+    assert "| seeds |" not in (out / "table.md").read_text()
 
 
 def test_a_study_whose_runs_all_fail_is_an_error(tmp_path, capsys, monkeypatch):

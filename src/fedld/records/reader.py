@@ -25,6 +25,7 @@ from fedld.records.schema import (
     CROSS_LOSS,
     FAILED,
     FORMAT,
+    REFUSED,
     ROUNDS,
     ClientLine,
     Config,
@@ -67,6 +68,7 @@ class Run:
     seed: int
     config: Config
     problems: tuple[str, ...] = ()
+    refused: str | None = None  # why its study could not begin or continue it
 
     @cached_property
     def facts(self) -> RunFacts | None:
@@ -140,6 +142,8 @@ class Run:
     def failure(self) -> str | None:
         """Why the run is in no comparison: it could not go on, or its records were changed."""
         path = self.path / FAILED
+        if self.refused and not self.finished:
+            return self.refused
         if not self.finished:
             if (self.path / "summary.json").is_file():
                 return UNREADABLE
@@ -254,14 +258,16 @@ def _read_study(path: Path) -> StudyRecords:
         found = sorted((path / "runs").glob("*/config.toml"))
         index = {"runs": [{"path": str(file.parent.relative_to(path))} for file in found]}
     runs = []
+    refused = read_object(path / REFUSED) or {}
     for entry in index.get("runs") or []:
         where = path / str(entry.get("path"))
         if not where.resolve().is_relative_to(path.resolve()):
             problems.append(f"run '{clean(entry.get('path'))}' lies outside the study and is left out")
-        elif not where.is_dir():
+        elif not where.is_dir() and entry.get("path") not in refused:
             problems.append(f"run '{clean(entry.get('path'))}' has not started, or its folder is gone")
         else:
-            runs.append(read_run(where, entry.get("label"), entry.get("seed")))
+            why = refused.get(str(entry.get("path")))
+            runs.append(read_run(where, entry.get("label"), entry.get("seed"), why and clean(why)))
     name, baseline = index.get("name") or path.resolve().name, index.get("baseline")
     command = index.get("command")
     return StudyRecords(
@@ -275,13 +281,25 @@ def _read_study(path: Path) -> StudyRecords:
     )
 
 
-def read_run(path: Path, label: str | None = None, seed: int | None = None) -> Run:
-    """A run directory, finished or not."""
+def read_run(
+    path: Path, label: str | None = None, seed: int | None = None, refused: str | None = None
+) -> Run:
+    """Read a run directory, finished or not.
+
+    Args:
+        path: the directory.
+        label: what the run is called in its study; default: its method.
+        seed: its seed; default: that of its settings.
+        refused: why its study could not begin or continue it, if it could not.
+
+    Returns:
+        The run; its `problems` say what is damaged or missing.
+    """
     config, problems = _config(path / "config.toml")
     method = config.get("method")
     name = label or (method.get("name") if isinstance(method, dict) else method) or path.resolve().name
     seed = seed if seed is not None else config.get("seed", 0)
-    run = Run(path, clean(name), seed if isinstance(seed, int) else 0, config)
+    run = Run(path, clean(name), seed if isinstance(seed, int) else 0, config, refused=refused)
     check_format(run.facts, path / "run.json")
     for records in (run.rounds, run.clients):
         problems += [records.problem] if records.problem else []

@@ -365,4 +365,6 @@ CLIENTS = RecordFile("clients.jsonl", ClientLine, ("round", "index"), ("client",
 CONFLICT = RecordFile("conflict.jsonl", ConflictLine)
 CROSS_LOSS = RecordFile("cross_loss.jsonl", CrossLine)
 FAILED = "failed.txt"
+REFUSED = "failed.json"
+"""In a study's folder: why runs could not be begun or continued, by their path in the study."""
 FILES: tuple[RecordFile[Any], ...] = (ROUNDS, CLIENTS, CONFLICT, CROSS_LOSS)

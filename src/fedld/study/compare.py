@@ -18,7 +18,7 @@ from fedld.errors import FedLDError
 from fedld.methods import METHODS
 from fedld.paths import make_folder
 from fedld.records.reader import check_format, read_object, read_run
-from fedld.records.schema import FORMAT, Event, StudyEntry, StudyIndex
+from fedld.records.schema import FORMAT, REFUSED, Event, StudyEntry, StudyIndex
 from fedld.records.writer import dump, write_atomically
 from fedld.registry import find, options_of
 from fedld.study.comparison import Comparison, compare_runs
@@ -174,10 +174,11 @@ def run_study(
     cells = open_study(study, out, resume=resume)
     # Plotting takes a second to import, which nobody has to wait for while the runs are at work.
     Thread(target=import_module, args=("fedld.study.report",), daemon=True).start()
-    run_grid(cells, jobs=jobs, progress=progress)
+    failed = run_grid(cells, jobs=jobs, progress=progress)
+    note_failed(out, failed)
     from fedld.study.report import write_report
 
-    comparison = compare_cells(study, cells)
+    comparison = compare_cells(study, cells, failed)
     write_comparison(comparison, out, study.command)
     write_report([out], out / "report.html")
     return comparison
@@ -202,9 +203,19 @@ def reopen(out: Path) -> StudyPlan:
         ) from None
 
 
-def compare_cells(study: StudyPlan, cells: list[Cell]) -> Comparison:
-    """The comparison of finished cells."""
-    runs = [read_run(cell.path, cell.label, cell.experiment.seed) for cell in cells]
+def note_failed(out: Path, failed: Mapping[Path, str]) -> None:
+    """Keep in the study's folder why runs failed, for the page; the runs' own folders stay as they are."""
+    file = out / REFUSED
+    reasons = {str(path.relative_to(out)): why for path, why in failed.items() if path.is_relative_to(out)}
+    if reasons:
+        write_atomically(file, dump(reasons).encode())
+    else:
+        file.unlink(missing_ok=True)
+
+
+def compare_cells(study: StudyPlan, cells: list[Cell], failed: Mapping[Path, str]) -> Comparison:
+    """The comparison of finished cells, with what became of those that failed."""
+    runs = [read_run(cell.path, cell.label, cell.experiment.seed, failed.get(cell.path)) for cell in cells]
     return compare_runs(study.name, runs, study.baseline, study.primary, study.target)
 
 

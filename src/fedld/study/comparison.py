@@ -237,6 +237,7 @@ class Comparison:
             (f"best{unit}", lambda s: formats.spread(list(s.best.values()), digits)),
             (f"personalised{unit}", lambda s: formats.spread(list(s.personal.values()), digits)),
             *self._target_columns(),
+            ("seeds", self._seeds),
             ("MB", lambda s: f"{s.megabytes:.1f}"),
             ("s", lambda s: f"{s.seconds:.0f}"),
         ]
@@ -254,6 +255,11 @@ class Comparison:
     def _values(self, standing: Standing, measure: str) -> str:
         values = list(standing.values.get(measure, {}).values())
         return formats.spread(values, self.measures[measure].digits)
+
+    def _seeds(self, standing: Standing) -> str:
+        """How many seeds the row is made of, where runs are missing; the warnings say why."""
+        missing = sum(run.label == standing.label for run in self.failed)
+        return f"{len(standing.seeds)} of {len(standing.seeds) + missing}" if missing else ""
 
     def _lead(self, standing: Standing) -> float:
         """What methods are ranked by: paired differences, as means over other seeds are not comparable."""

@@ -61,14 +61,16 @@ def run_cell(
     return loop.run(cell.experiment, cell.path, progress=progress, callbacks=callbacks)
 
 
-def run_grid(cells: Sequence[Cell], *, jobs: int | None, progress: Callable[[Event], None]) -> dict[str, str]:
-    """Run all cells that are not finished; gives the names of those that failed, and why.
+def run_grid(
+    cells: Sequence[Cell], *, jobs: int | None, progress: Callable[[Event], None]
+) -> dict[Path, str]:
+    """Run all cells that are not finished; gives the folders of those that failed, and why.
 
     A run that fails (it diverges, say) does not take the others with it; if all do, that is an error. Cells
     with values that cannot go to other processes are run here, one after the other.
     """
     outcomes = _run_all(cells, jobs, progress)
-    failed = {cell.path.name: why for cell, why in zip(cells, outcomes, strict=True) if isinstance(why, str)}
+    failed = {cell.path: why for cell, why in zip(cells, outcomes, strict=True) if isinstance(why, str)}
     if failed and len(failed) == len(cells):
         raise FedLDError(next(iter(failed.values())))
     return failed

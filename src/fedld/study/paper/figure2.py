@@ -184,7 +184,7 @@ def _point(cell: Cell) -> Point:
     return Point(cell.label.split("-")[0], cell.experiment.alpha, cell.experiment.seed, *finite)
 
 
-def _all_of(failed: Mapping[str, str]) -> None:
+def _all_of(failed: Mapping[Path, str]) -> None:
     """The figure needs every run."""
-    for name, why in failed.items():
-        raise FedLDError(f"run {name} failed: {why}")
+    for path, why in failed.items():
+        raise FedLDError(f"run {path.name} failed: {why}")

@@ -15,7 +15,14 @@ from fedld.errors import FedLDError, nearest
 from fedld.methods import METHODS
 from fedld.records.schema import Event
 from fedld.registry import find
-from fedld.study.compare import StudyPlan, compare_cells, for_method, open_study, short_name
+from fedld.study.compare import (
+    StudyPlan,
+    compare_cells,
+    for_method,
+    note_failed,
+    open_study,
+    short_name,
+)
 from fedld.study.grid import run_grid
 from fedld.study.measures import check_primary
 from fedld.study.paper.published import PAPER, RETINA
@@ -97,11 +104,13 @@ def run_plan(
 
     cells = {s: open_study(study, out / s, resume=resume) for s, study in plan.studies.items()}
     everything = [cell for part in cells.values() for cell in part]
-    run_grid(everything, jobs=jobs, progress=progress)
+    failed = run_grid(everything, jobs=jobs, progress=progress)
     columns = []
     for split, part in cells.items():
         paper = {arm: row[split] for arm, row in PAPER[plan.table].items() if split in row}
-        columns.append(Column(split, plan.splits[split], compare_cells(plan.studies[split], part), paper))
+        note_failed(out / split, failed)
+        comparison = compare_cells(plan.studies[split], part, failed)
+        columns.append(Column(split, plan.splits[split], comparison, paper))
     result = Reproduced(plan.table, plan.title, plan.command, columns)
     result.write(out)
     write_report([out / split for split in plan.studies], out / "report.html")
