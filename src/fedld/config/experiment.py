@@ -154,7 +154,13 @@ class Experiment(BaseModel):
     )
     weight_decay: NonNegative = setting("training", 0.0, "weight decay of the clients", travels=True)
     augment: str = setting(
-        "training", "none", "random changes to training images: none, retina, covid-fl", travels=True
+        "training",
+        "none",
+        "random changes to training images: none, natural, xray, fundus, retina, covid-fl, or a function",
+        travels=True,
+    )
+    augment_strength: Positive = setting(
+        "training", 1.0, "width of the ranges of a named set of random changes", travels=True
     )
     buffers: Literal["global", "local", "frozen"] = setting(
         "training", "global", "BatchNorm statistics: global, local or frozen", travels=True

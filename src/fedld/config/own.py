@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from fedld.aggregation import RULES, Rule
-from fedld.data import DATASETS, Federation
+from fedld.data import DATASETS, Federation, as_augmentation
 from fedld.errors import FedLDError
 from fedld.local import OBJECTIVES, as_objective
 from fedld.methods import METHODS, Method
@@ -33,10 +33,11 @@ KINDS = (
     "dataset",
     "partition",
     "lr_schedule",
+    "augment",
     "metrics",
     "transform",
 )
-NAMES_ONLY = ("model", "dataset", "partition", "lr_schedule")
+NAMES_ONLY = ("model", "dataset", "partition", "lr_schedule", "augment")
 """Settings that are a name or a value, and never a table of options."""
 
 
@@ -166,6 +167,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "dataset": _as_dataset,
     "partition": _as_partition,
     "lr_schedule": _as_schedule,
+    "augment": as_augmentation,
 }
 
 
@@ -197,6 +199,8 @@ def _name_in_list(one: Any) -> str:
 
 def _describe(kind: str, value: Any) -> tuple[Any, bool]:
     """What stands for a value in the settings, and whether that is enough to make it again."""
+    if kind == "augment":
+        return name_of(value.function), False
     if kind in ("model", "partition", "lr_schedule"):
         return name_of(value), False
     if kind == "dataset":

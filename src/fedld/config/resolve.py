@@ -6,7 +6,7 @@ from typing import Any
 
 from fedld.aggregation import make_rule
 from fedld.config.experiment import Experiment, PartSettings
-from fedld.data import AUGMENTATIONS, DataSpec, Federation, check_names, load
+from fedld.data import AUGMENTATIONS, Augmentation, DataSpec, Federation, OwnAugmentation, check_names, load
 from fedld.errors import FedLDError
 from fedld.local import OBJECTIVES, Objective, Training
 from fedld.local.optimiser import OptimiserSettings
@@ -138,7 +138,6 @@ def _data_options(experiment: Experiment) -> dict[str, Any]:
 
 def make_training(experiment: Experiment) -> Training:
     """How every client trains, at the full learning rate."""
-    name = experiment.augment
     return Training(
         epochs=experiment.local_epochs,
         batch_size=experiment.batch_size,
@@ -147,10 +146,22 @@ def make_training(experiment: Experiment) -> Training:
         weight_decay=experiment.weight_decay,
         buffers=experiment.buffers,
         bfloat16=experiment.dtype == "bfloat16",
-        augment=None if name == "none" else find(AUGMENTATIONS, name, "augmentation"),
+        augment=make_augmentation(experiment),
         steps=experiment.local_steps,
         optimiser=make_optimiser(experiment),
     )
+
+
+def make_augmentation(experiment: Experiment) -> Augmentation | OwnAugmentation | None:
+    """The random changes to training images: a named set in its strength, or the user's own."""
+    own: OwnAugmentation | None = experiment.own.get("augment")
+    if own is not None:
+        if experiment.augment_strength != 1:
+            raise FedLDError("augment_strength is for named sets: give your own function its own strength")
+        return own
+    if experiment.augment == "none":
+        return None
+    return find(AUGMENTATIONS, experiment.augment, "augment").strengthened(experiment.augment_strength)
 
 
 def make_schedule(experiment: Experiment) -> Schedule:

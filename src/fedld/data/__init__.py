@@ -4,7 +4,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from fedld.data.augment import AUGMENTATIONS, Augmentation
+from fedld.data.augment import AUGMENTATIONS, Augmentation, OwnAugmentation, as_augmentation
 from fedld.data.client import Client
 from fedld.data.datasets import DATASETS, check_names, load
 from fedld.data.federation import Federation
@@ -45,6 +45,8 @@ __all__ = [
     "Client",
     "DataSpec",
     "Federation",
+    "OwnAugmentation",
+    "as_augmentation",
     "check_names",
     "describe",
     "load",
