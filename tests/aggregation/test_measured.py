@@ -12,6 +12,14 @@ from fedld.aggregation import Measured, Vote, aggregate
 from fedld.errors import FedLDError
 
 
+def measured(updates, sizes, measure, **options):
+    """The three steps of the rule: propose, let `measure` ask the clients, choose."""
+    first = aggregate(updates, sizes, "measured", propose=True, **options)
+    weights = dict(zip(first.report.clients, first.report.weights, strict=True))
+    trial = first.rule.choose(measure(first.candidates), weights)
+    return aggregate(updates, sizes, "measured", trial=trial, **options)
+
+
 def quadratic(targets, curvatures, samples=64):
     """Clients with losses curvature |step - target|^2 / 2, measured exactly."""
 
@@ -42,19 +50,19 @@ def test_the_measured_loss_is_never_above_the_averages(seed, m, d, reach):
     def loss(step):
         return float(p @ (curvatures * (step - targets).square().sum(1) / 2))
 
-    measured = aggregate(updates, sizes, "measured", measure=measure)
+    found = measured(updates, sizes, measure)
     average = aggregate(updates, sizes, "mean")
-    assert loss(measured.update) <= loss(average.update) + 1e-12
-    trial = measured.report.trial
+    assert loss(found.update) <= loss(average.update) + 1e-12
+    trial = found.report.trial
     assert trial.losses[trial.chosen] == min(trial.losses)
-    assert trial.gain == pytest.approx(loss(average.update) - loss(measured.update), abs=1e-12)
+    assert trial.gain == pytest.approx(loss(average.update) - loss(found.update), abs=1e-12)
 
 
 def test_timid_clients_make_a_longer_step():
     """All want the same point and go a quarter of the way: four times the average is the optimum."""
     target = torch.tensor([1.0, 2.0], dtype=torch.float64)
     updates = torch.stack([target / 4, target / 4])
-    result = aggregate(updates, [1, 1], "measured", measure=quadratic([target, target], [1.0, 1.0]))
+    result = measured(updates, [1, 1], quadratic([target, target], [1.0, 1.0]))
     assert torch.allclose(result.update, target)
     assert result.report.norm_ratio == pytest.approx(4)
 
@@ -62,7 +70,7 @@ def test_timid_clients_make_a_longer_step():
 def test_the_optimum_is_a_fixed_point():
     """Where the clients' pulls balance, no candidate moves: every length of a zero step is zero."""
     pull = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
-    result = aggregate(pull, [1, 1], "measured", measure=quadratic(pull, [1.0, 1.0]))
+    result = measured(pull, [1, 1], quadratic(pull, [1.0, 1.0]))
     assert result.update.abs().max() < 1e-9
 
 
@@ -87,7 +95,7 @@ def vote(*losses, squares=None):
 )
 def test_a_vote_that_cannot_be_true_is_left_out_and_named(bad, reason):
     good = vote(1.0, 0.5)
-    result = aggregate(torch.eye(3), [1, 1, 1], "measured", measure=answers(good, bad, good))
+    result = measured(torch.eye(3), [1, 1, 1], answers(good, bad, good))
     trial = result.report.trial
     assert trial.chosen == 1
     assert reason in trial.left_out["1"]
@@ -95,15 +103,15 @@ def test_a_vote_that_cannot_be_true_is_left_out_and_named(bad, reason):
 
 
 def test_below_quorum_the_average_is_taken_and_the_record_says_so():
-    result = aggregate(torch.eye(3), [1, 1, 1], "measured", measure=answers(vote(1.0, 0.5), "gone", "gone"))
+    result = measured(torch.eye(3), [1, 1, 1], answers(vote(1.0, 0.5), "gone", "gone"))
     assert torch.allclose(result.update, torch.full((3,), 1 / 3))
     assert "33% of the clients' weight" in result.report.trial.fallback
 
 
 def test_a_gain_within_its_error_is_no_gain():
     noisy = [vote(1.0, 0.99, squares=(0.0, *(4.0,) * 4))] * 2
-    kept = aggregate(torch.eye(2), [1, 1], "measured", margin=1.0, measure=answers(*noisy))
-    moved = aggregate(torch.eye(2), [1, 1], "measured", measure=answers(*noisy))
+    kept = measured(torch.eye(2), [1, 1], answers(*noisy), margin=1.0)
+    moved = measured(torch.eye(2), [1, 1], answers(*noisy))
     assert kept.report.trial.chosen == 0
     assert moved.report.trial.chosen == 1
     assert kept.report.trial.errors[1] == pytest.approx(math.sqrt(2 * 0.25 * (4 - 1e-4) / 9))
@@ -112,8 +120,8 @@ def test_a_gain_within_its_error_is_no_gain():
 def test_a_liar_moves_the_mean_but_not_the_median():
     honest, liar = vote(1.0, 0.8), vote(0.0, 20.0)
     votes = answers(honest, honest, honest, liar)
-    assert aggregate(torch.eye(4), [1] * 4, "measured", measure=votes).report.trial.chosen != 1
-    robust = aggregate(torch.eye(4), [1] * 4, "measured", vote="median", measure=votes)
+    assert measured(torch.eye(4), [1] * 4, votes).report.trial.chosen != 1
+    robust = measured(torch.eye(4), [1] * 4, votes, vote="median")
     assert robust.report.trial.chosen == 1
     assert robust.report.trial.votes["3"] == 0
 

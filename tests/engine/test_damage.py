@@ -51,10 +51,10 @@ def original(tmp_path_factory, cache):
         run(experiment, folder / "whole")
         advance = loop.RoundLoop._advance
 
-        def stop(self, sampled):
+        def stop(self):
             if self.state.round == 2:
                 raise KeyboardInterrupt
-            advance(self, sampled)
+            advance(self)
 
         patch.setattr(loop.RoundLoop, "_advance", stop)
         with pytest.raises(loop.Interrupted):

@@ -130,10 +130,10 @@ def interrupted(small, tmp_path, monkeypatch):
     run(experiment, tmp_path / "whole")
     original = loop.RoundLoop._advance
 
-    def stop(self, sampled):
+    def stop(self):
         if self.state.round == 3:
             raise KeyboardInterrupt
-        original(self, sampled)
+        original(self)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.RoundLoop, "_advance", stop)
@@ -282,10 +282,10 @@ def test_a_run_resumed_without_a_client_of_the_decomposed_round_goes_on(
     settings = {"method": troubled("later"), "on_client_failure": "skip", "decompose": 2, "rounds": 2}
     original = loop.RoundLoop._advance
 
-    def stop(self, sampled):
+    def stop(self):
         if self.state.round == 1:
             raise KeyboardInterrupt
-        original(self, sampled)
+        original(self)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.RoundLoop, "_advance", stop)

@@ -5,7 +5,7 @@ from fedld.aggregation.consensus import Consensus
 from fedld.aggregation.coordinate import Median, OutlierPruned, TrimmedMean
 from fedld.aggregation.core import Aggregate, aggregate, location_of
 from fedld.aggregation.files import FileSource, file_source
-from fedld.aggregation.measured import Ask, Candidates, Measured, Trial, Vote
+from fedld.aggregation.measured import Candidates, Measured, Trial, Vote
 from fedld.aggregation.multiobjective import CAGrad, MinNorm
 from fedld.aggregation.pgrad import PrincipalGradient
 from fedld.aggregation.principal import Mean, Principal
@@ -23,7 +23,6 @@ __all__ = [
     "HGD",
     "RULES",
     "Aggregate",
-    "Ask",
     "CAGrad",
     "Candidates",
     "CenteredClip",

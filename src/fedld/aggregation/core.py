@@ -22,7 +22,7 @@ from fedld.aggregation.inputs import (
     check_reference,
 )
 from fedld.aggregation.location import capped, weighted_mean, weighted_median
-from fedld.aggregation.measured import Ask, Measured, Trial
+from fedld.aggregation.measured import Candidates, Trial
 from fedld.aggregation.report import Alignment, Report, alignment, make_report, sketch_error
 from fedld.aggregation.rule import Array, CoordinateRule, Extras, GramRule, Rule
 from fedld.aggregation.screen import outliers, screen
@@ -38,6 +38,7 @@ class Aggregate:
     update: Any
     diagnostics: Report | None
     rule: Rule
+    candidates: Candidates | None = None  # steps that clients are to measure before one is taken
 
     def location(self, values: torch.Tensor) -> torch.Tensor:
         """(m, b) numbers that the same clients sent beside their updates, as one row: see `location_of`."""
@@ -72,7 +73,8 @@ def aggregate(
     clients: Sequence[str] | None = None,
     min_clients: int = 1,
     reference: torch.Tensor | None = None,
-    measure: Ask | None = None,
+    trial: Trial | None = None,
+    propose: bool = False,
     max_weight: float | None = None,
     max_update_ratio: float | None = None,
     refused: Mapping[str, str] | None = None,
@@ -91,7 +93,8 @@ def aggregate(
     clients      names for messages and the report
     min_clients  fewer clients with finite updates than this is an error
     reference    flat direction (d,) that the server remembers, for rules that rank clients by it (hgd)
-    measure      asks the clients to measure candidate steps, for the rule `measured`
+    trial        what clients measured of the candidate steps, for the rule `measured`
+    propose      take the average for now and give the candidate steps, for the rule `measured`
     max_weight   largest share of the weights for one client; by default 0.4 under robust rules, else no bound
     max_update_ratio  refuse updates longer than so many times the median length
     refused      clients that the caller leaves out, and why; they are reported as rejected
@@ -126,9 +129,9 @@ def aggregate(
     precision = 1e-10 if source.dtype == torch.float64 else 1e-6
     dots = [None] * len(titles) if reference is None else inner(source, reference, groups, block)[:, keep]
     extras = [Extras(title, precision, dot, tuple(kept)) for title, dot in zip(titles, dots, strict=True)]
-    step = _step(rule, Problem(source, groups, block, keep, kept, p, grams, extras), measure)
+    step = _step(rule, Problem(source, groups, block, keep, kept, p, grams, extras), trial, propose)
     if not report:
-        return Aggregate(source.wrap(step.update), None, rule)
+        return Aggregate(source.wrap(step.update), None, rule, step.candidates)
     diagnostics = make_report(
         rule,
         grams.K.sum(axis=0),
@@ -143,7 +146,7 @@ def aggregate(
         trial=step.trial,
         sketch=None if sketch is None else sketch_error(sketch, grams.K, step.c, grams.halves, step.halves),
     )
-    return Aggregate(source.wrap(step.update), diagnostics, rule)
+    return Aggregate(source.wrap(step.update), diagnostics, rule, step.candidates)
 
 
 def location_of(rule: Rule, values: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
@@ -193,23 +196,27 @@ class Step:
     c: Array
     halves: list[Array]
     trial: Trial | None = None
+    candidates: Candidates | None = None
 
 
-def _step(rule: Rule, problem: Problem, measure: Ask | None) -> Step:
+def _step(rule: Rule, problem: Problem, trial: Trial | None, propose: bool) -> Step:
     """The rule's aggregate."""
     K, halves = problem.grams.K, problem.grams.halves
     if isinstance(rule, GramRule):
         c = problem.coefficients(rule, K)
         others = [problem.coefficients(rule, half) for half in halves]
         return Step(problem.combine(c), alignment(K, c), c, others)
-    if isinstance(rule, Measured):
-        directions = [problem.coefficients(base, K) for base in rule.bases()]
-        basis = torch.stack([problem.combine(c) for c in directions])
-        trial = rule.choose(basis, dict(zip(problem.names, problem.p.tolist(), strict=True)), measure)
-        index, length = rule.pairs()[trial.chosen]
-        c, base = length * directions[index], rule.bases()[index]
-        others = [length * problem.coefficients(base, half) for half in halves]
-        return Step(length * basis[index], alignment(K, c), c, others, trial)
+    if bases := rule.bases():
+        if trial is None and not propose:
+            raise FedLDError(f"the rule '{rule.name}' asks clients: use it in an experiment")
+        index, length = rule.pairs()[0 if trial is None else trial.chosen]
+        asked = range(len(bases)) if trial is None else [index]
+        directions = {k: problem.coefficients(bases[k], K) for k in asked}
+        basis = {k: problem.combine(c) for k, c in directions.items()}
+        proposed = rule.propose(torch.stack([*basis.values()])) if trial is None else None
+        c = length * directions[index]
+        others = [length * problem.coefficients(bases[index], half) for half in halves]
+        return Step(length * basis[index], alignment(K, c), c, others, trial, proposed)
     assert isinstance(rule, CoordinateRule)
     update, found = coordinates(problem.source, rule, problem.p, problem.keep, problem.block)
     return Step(update, found, np.empty((0, len(problem.p))), [])

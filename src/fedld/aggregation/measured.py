@@ -6,7 +6,7 @@ L(w_next) = sum_j p_j L_j(w_next), and that the clients can measure by forward p
 always among the candidates, so the measured loss is never above that of FedAvg's step from the same point.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -56,10 +56,6 @@ class Vote:
         if not np.isfinite(values).all() or (values < 0).any() or max(self.losses) > LARGEST_LOSS:
             return f"its measurement is not between 0 and {LARGEST_LOSS:g}"
         return None
-
-
-Ask = Callable[[Candidates], Mapping[str, Vote | str]]
-"""Ask the clients: by name, what each measured, or why it did not."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +110,10 @@ class Measured(Rule):
         check_choice(self, "vote", ("mean", "median"))
         self.pairs()
 
-    def sits_out(self, images: int) -> float:
-        """The share of so many images that sits a round out: half of those that are measured.
+    def held_out(self, images: int) -> float:
+        """Give the share of so many images that sits a round out: half of those that are measured.
 
-        >>> Measured().sits_out(640), Measured().sits_out(50)
+        >>> Measured().held_out(640), Measured().held_out(50)
         (0.05, 0.2)
         """
         return min(self.unseen, self.samples / 2 / images)
@@ -152,13 +148,24 @@ class Measured(Rule):
                 raise FedLDError(f"measured: a length of {length:g} is not a positive number")
         return lengths
 
-    def choose(self, basis: torch.Tensor, weights: Mapping[str, float], measure: Ask | None) -> Trial:
-        """Ask the clients and count their votes; `weights` are p by client."""
-        if measure is None:
-            raise FedLDError("the rule 'measured' asks clients: give `measure`, or use it in an experiment")
+    def propose(self, basis: torch.Tensor) -> Candidates:
+        """Make the candidate steps; row r of `basis` is the direction of rule r of `bases`."""
+        rows = [
+            tuple(length if k == index else 0.0 for k in range(len(basis))) for index, length in self.pairs()
+        ]
+        return Candidates(basis, tuple(rows), self.samples)
+
+    def choose(self, answers: Mapping[str, Vote | str], weights: Mapping[str, float]) -> Trial:
+        """Count the clients' votes.
+
+        Args:
+            answers: What each client measured, by name, or why it did not.
+            weights: p by client.
+
+        Returns:
+            What was measured and which candidate is taken.
+        """
         pairs = self.pairs()
-        rows = [[length if k == index else 0.0 for k in range(len(basis))] for index, length in pairs]
-        answers = measure(Candidates(basis, tuple(map(tuple, rows)), self.samples))
         votes: dict[str, Vote] = {}
         left_out: dict[str, str] = {}
         for name in weights:

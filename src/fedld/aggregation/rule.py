@@ -5,7 +5,7 @@ from the Gram matrix K = G'G and the weights p alone: those are `GramRule`s. Rul
 coordinates cannot be written so and say it by their type, `CoordinateRule`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedld.errors import FedLDError, nearest
 
 if TYPE_CHECKING:
+    from fedld.aggregation.measured import Candidates, Trial, Vote
     from fedld.aggregation.spectrum import Spectrum
 
 Array = NDArray[np.float64]
@@ -48,6 +49,26 @@ class Rule:
     robust: ClassVar[bool] = False
     max_weight: ClassVar[float] = 1.0
     """Largest share of the weights that one client may have, unless `aggregate` is told another."""
+
+    def bases(self) -> list["GramRule"]:
+        """Give the rules of the directions that candidate steps are made of, where clients are asked."""
+        return []
+
+    def pairs(self) -> list[tuple[int, float]]:
+        """Give direction and length of every candidate step."""
+        return []
+
+    def propose(self, basis: torch.Tensor) -> "Candidates":
+        """Make candidate steps of some directions, for rules with `bases`."""
+        raise NotImplementedError
+
+    def choose(self, answers: "Mapping[str, Vote | str]", weights: Mapping[str, float]) -> "Trial":
+        """Count what clients measured of the candidates, for rules with `bases`."""
+        raise NotImplementedError
+
+    def held_out(self, images: int) -> float:
+        """Give the share of a client's images that a round's training leaves out, to measure candidates."""
+        return 0.0
 
     def kept(self, axes: "Spectrum") -> int:
         """Number of leading principal axes the rule uses: all, unless it chooses."""

@@ -5,7 +5,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedld.aggregation import Measured
 from fedld.data.draw import Mask, Positions, held_out
 from fedld.engine.jobs import Setup
 from fedld.seeds import numpy_generator
@@ -48,9 +47,9 @@ class Draws:
         """Mask of a client's training images: every class in proportion, and whole patients."""
         train = self._train(client)
         nobody = np.zeros(len(train), bool)
-        if not self.rule.unseen or not len(train) or len(self.setup.federation.client(client).validation):
+        share = self.setup.method.rule.held_out(max(len(train), 1))
+        if not share or not len(train) or len(self.setup.federation.client(client).validation):
             return nobody
-        share = self.rule.sits_out(len(train))
         # Another share is another draw: of two parts at a site the larger must not contain the smaller.
         generator = numpy_generator(self.seed, "sits out", round_, client, repr(share))
         patients = None if self._patients is None else self._patients[train]
@@ -63,12 +62,6 @@ class Draws:
 
     def _train(self, client: str) -> Positions:
         return self.setup.federation.client(client).train
-
-    @cached_property
-    def rule(self) -> Measured:
-        """What is measured; with another rule nobody sits out."""
-        rule = self.setup.method.rule
-        return rule if isinstance(rule, Measured) else Measured(unseen=0.0)
 
     @cached_property
     def _patients(self) -> NDArray[np.str_] | None:

@@ -1,9 +1,9 @@
 """What the server asks of the clients and gets back: time limits, failures by policy, quorum, bytes."""
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fedld.engine.checkpoint import newest_round
 from fedld.engine.jobs import (
@@ -27,6 +27,7 @@ from fedld.records.schema import Event, Traffic
 from fedld.records.writer import RunDirectory
 
 Progress = Callable[[Event], None]
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass
@@ -71,13 +72,18 @@ class Exchange:
         """Put the global weights where the workers read them."""
         self.memory.weights.copy_(self.state.server.weights)
 
-    def do(self, jobs: Sequence[Job]) -> list[Any]:
-        """Run jobs on the backend; only training may fail, an evaluation that does ends the run."""
+    def do(self, jobs: Mapping[Key, Job]) -> dict[Key, Any]:
+        """Run jobs on the backend; gives each result under the key of its job.
+
+        Only a client's part in a round may fail, an evaluation that does ends the run.
+        """
         limit, round_ = self.setup.experiment.round_timeout, self.state.round
         deadline = None if limit is None else time.monotonic() + limit
         common = self.setup.method.broadcast(self.state.server)
-        results = self.backend.run(jobs, common, self._client_done, deadline)
-        for job, result in zip(jobs, results, strict=True):
+        found = self.backend.run([*jobs.values()], common, self._client_done, deadline)
+        results = dict(zip(jobs, found, strict=True))
+        for key, job in jobs.items():
+            result = results[key]
             if isinstance(result, Failure):
                 self.directory.log(f"round {round_}, {type(job).__name__}", result.detail or result.error)
                 if not isinstance(job, RoundJob):
@@ -90,22 +96,24 @@ class Exchange:
         if isinstance(job, TrainJob):
             self.progress({"event": "client", "round": job.round, "client": job.incoming.client})
 
-    def handle_failures(self, jobs: Sequence[PrepareJob | TrainJob], results: list[Any]) -> dict[str, Any]:
+    def handle_failures(
+        self, jobs: Mapping[str, PrepareJob | TrainJob], answers: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Results by client; failed clients are asked once more, left out, or end the run, by policy."""
-        failed = [k for k, result in enumerate(results) if isinstance(result, Failure)]
+        results = {client: answers[client] for client in jobs}
+        failed = {client: jobs[client] for client, one in results.items() if isinstance(one, Failure)}
         policy = self.setup.experiment.on_client_failure
         if failed and policy == "retry":
-            for k, result in zip(failed, self.do([jobs[k] for k in failed]), strict=True):
-                results[k] = result
-        for job, result in zip(jobs, results, strict=True):
+            results |= self.do(failed)
+        for client, result in results.items():
             if isinstance(result, Failure) and policy != "skip":
                 error = FedLDError(
-                    f"client '{job.incoming.client}' failed in round {job.round}: {result.error}; "
+                    f"client '{client}' failed in round {jobs[client].round}: {result.error}; "
                     f"{self.what_is_kept()}"
                 )
                 error.add_note(result.detail)
                 raise error
-        return {job.incoming.client: result for job, result in zip(jobs, results, strict=True)}
+        return results
 
     def check_quorum(
         self, results: Mapping[str, Any], used: Collection[str], refused: Mapping[str, str] | None = None
@@ -121,8 +129,9 @@ class Exchange:
             f"{needed} needed ({'; '.join(why)}); {self.what_is_kept()}"
         )
 
-    def gather(self, jobs: Sequence[PrepareJob]) -> tuple[Messages, dict[str, Any]]:
+    def gather(self, asked: Sequence[PrepareJob]) -> tuple[Messages, dict[str, Any]]:
         """Sound messages of an exchange without training, and the results of the clients that sent none."""
+        jobs = {job.incoming.client: job for job in asked}
         results = self.handle_failures(jobs, self.do(jobs))
         received = {name: one.message for name, one in results.items() if isinstance(one, Prepared)}
         finite = {name: message for name, message in received.items() if results[name].finite}
@@ -131,7 +140,8 @@ class Exchange:
         sound = [name for name in finite if isinstance(results[name], Prepared)]
         self.check_quorum(results, sound)
         messages = Messages(**self.senders(sound), messages=[received[name] for name in sound])
-        self.count([*received.values()], [job.incoming.message for job in jobs], updates=False)
+        sent = [job.incoming.message for job in asked]
+        self.count([*received.values()], sent, updates=False)
         return messages, {name: result for name, result in results.items() if name not in sound}
 
     def senders(self, clients: Collection[str]) -> dict[str, Any]:
@@ -146,6 +156,10 @@ class Exchange:
     def count(self, received: Sequence[Tree], sent: Sequence[Tree], *, updates: bool) -> None:
         """Enter the bytes of an exchange into the round's account."""
         self._bytes.append(traffic(self.setup, self.state.server, received, sent, updates=updates))
+
+    def enter(self, bytes_: Traffic) -> None:
+        """Enter the bytes of an exchange that were counted elsewhere."""
+        self._bytes.append(bytes_)
 
     def settle(self) -> Traffic:
         """Bytes of all exchanges since the last call."""

@@ -77,10 +77,10 @@ def at_sites(exchange: Exchange) -> dict[str, dict[Which, SiteMeasures]]:
     exchange.publish()
     known = exchange.setup.federation.clients
     clients = [client.name for client in known if len(client.test) or client.elsewhere]
-    found = exchange.do([SiteTestJob(exchange.incoming(client)) for client in clients])
+    found = exchange.do({client: SiteTestJob(exchange.incoming(client)) for client in clients})
     return {
         client: {which: cast(SiteMeasures, one.to_json()) for which, one in result.models.items()}
-        for client, result in zip(clients, found, strict=True)
+        for client, result in found.items()
         if result.models
     }
 

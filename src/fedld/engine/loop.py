@@ -1,18 +1,18 @@
-"""The round loop: sample, broadcast, train, aggregate, evaluate. There is one, for every method and backend.
+"""A run from its start to its end, or on from a checkpoint. There is one loop, for every method and backend.
 
-Evaluating the model of round t and training for round t+1 both start from the same weights, so their jobs
-go to the workers together: nobody waits for an evaluation.
+What happens in a round is in `rounds.py`, phase by phase.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
 from fedld.config.experiment import Experiment, make_experiment, read_toml
+from fedld.engine import rounds
 from fedld.engine.backends.processes import tune_process
 from fedld.engine.backends.shared import allocate
 from fedld.engine.best import keep_best
@@ -21,7 +21,6 @@ from fedld.engine.checkpoint import (
     KEPT_FINISHED,
     Checkpoint,
     Pending,
-    drop_checkpoint,
     keep_newest,
     kept_states,
     save_checkpoint,
@@ -29,20 +28,18 @@ from fedld.engine.checkpoint import (
 from fedld.engine.environment import changed, environment
 from fedld.engine.exchange import Exchange, Progress, RunState
 from fedld.engine.finish import finish, model_file
-from fedld.engine.jobs import Job, LossJob, Setup, Trained, TrainJob
-from fedld.engine.measure import decomposition, evaluation_jobs, evaluation_line, global_jobs
+from fedld.engine.jobs import Setup
+from fedld.engine.measure import decomposition
 from fedld.engine.network import loaded
-from fedld.engine.preparing import calibrate, prepare_round, standardise, start_closed
+from fedld.engine.preparing import calibrate, standardise, start_closed
 from fedld.engine.resuming import check_data, extend, finished, last_checkpoint
 from fedld.engine.setup import THIS_MACHINE, Engine, facts_of, notes, prepare, sample
 from fedld.engine.states import StateStore
-from fedld.engine.step import server_step
 from fedld.errors import FedLDError, Interrupted
 from fedld.methods import Server
 from fedld.records.reader import read_run
-from fedld.records.schema import CROSS_LOSS, ROUNDS, Evaluation, Event, RoundLine, Summary
+from fedld.records.schema import CROSS_LOSS, ROUNDS, Event, RoundLine, Summary
 from fedld.records.writer import RunDirectory
-from fedld.tasks import Tally
 
 Callback = Callable[[RoundLine, nn.Module], bool | None]
 """Sees the record of a round and its global model; True ends the run after this round."""
@@ -155,12 +152,12 @@ class RoundLoop:
             if state.round == 0 and experiment.start == "closed":
                 start_closed(self.exchange)
             while state.round < experiment.rounds and not self.stopped:
-                self._advance(sample(experiment, self.setup.sizes, state.round + 1))
+                self._advance()
             if not self.stopped:
                 if self.setup.method.calibrates:
                     assert self.pending is not None
                     calibrate(self.exchange, self.pending["line"])
-                self._advance([])
+                self._advance()
             self._keep_checkpoints(experiment.keep_checkpoints or KEPT_FINISHED)
             return finish(self.exchange, self.provenance, self.seconds)
         except KeyboardInterrupt:
@@ -176,54 +173,28 @@ class RoundLoop:
             self.exchange.backend.close()
             self.memory.release()
 
-    def _advance(self, sampled: list[str]) -> None:
-        """Evaluate the model of this round while training for the next, then aggregate."""
-        exchange, round_ = self.exchange, self.state.round + 1
+    def _advance(self) -> None:
+        """Play a round: evaluate its starting model, train, aggregate; after the last one evaluate only."""
+        exchange = self.exchange
         exchange.publish()
-        answers = prepare_round(exchange, sampled) if sampled and self.setup.method.prepares else {}
-        training = [TrainJob(round_, slot, exchange.incoming(name)) for slot, name in enumerate(sampled)]
-        present = [job for job in training if job.incoming.client not in answers]
-        evaluation = self._evaluation({job.incoming.client for job in present})
-        results = exchange.do([*present, *evaluation])
-        measures = evaluation_line(
-            self.setup, self.state.round, evaluation, results[len(present) :], self.memory.logits
-        )
-        self._note_measured(measures)
-        answers |= exchange.handle_failures(present, results[: len(present)])
+        sampled = rounds.draw_clients(exchange)
+        missing = rounds.prepare(exchange, sampled)
+        trainings = rounds.train(exchange, sampled, missing, self.pending)
         if self.pending is not None:
-            self._record(measures, evaluation, results[len(present) :], answers)
+            self._record(self.pending, trainings)
         if sampled and not self.stopped:
-            self.pending = server_step(exchange, training, {name: answers[name] for name in sampled})
+            accepted = rounds.accept(exchange, trainings)
+            matrix = rounds.cross_losses(exchange, accepted)
+            step = rounds.aggregate(exchange, accepted)
+            rounds.apply(exchange, accepted, step)
+            self.pending = rounds.record(exchange, trainings, accepted, step, matrix)
             self._checkpoint()
 
-    def _evaluation(self, training: set[str]) -> list[Job]:
-        """Jobs whose results complete the pending record."""
-        if self.pending is None:
-            return []
-        jobs = evaluation_jobs(self.setup, self.state.round, self.exchange.incoming)
-        return jobs + (global_jobs(self.setup, training) if self.pending["matrix"] else [])
-
-    def _note_measured(self, measures: Evaluation) -> None:
-        """A checkpoint whose model gives no finite loss is no place to go on from: it is dropped."""
-        if "test" not in measures:
-            return  # no evaluation was due
-        if measures["test"]["loss"] is not None:
-            self.state.measured = self.state.round
-        else:
-            drop_checkpoint(self.directory.path / "checkpoints", self.state.round)
-
-    def _record(
-        self, measures: Evaluation, jobs: list[Job], results: list[Any], trained: Mapping[str, Any]
-    ) -> None:
-        """Complete and write the line of this round."""
-        assert self.pending is not None
-        line: RoundLine = {**self.pending["line"], **measures}
-        if self.pending["matrix"]:
-            losses = {name: r.before for name, r in trained.items() if isinstance(r, Trained) and r.before}
-            for job, result in zip(jobs, results, strict=True):
-                if isinstance(job, LossJob) and not job.validation:
-                    losses[job.clients[0]] = cast(list[Tally], result)[0]
-            terms, matrix = decomposition(self.setup, self.state.round, self.pending["matrix"], losses)
+    def _record(self, pending: Pending, trainings: rounds.Trainings) -> None:
+        """Complete the line of the last round with its model's evaluation, and write it."""
+        line: RoundLine = {**pending["line"], **trainings.measures}
+        if pending["matrix"]:
+            terms, matrix = decomposition(self.setup, self.state.round, pending["matrix"], trainings.losses)
             line = {**line, **terms}
             self.directory.append(CROSS_LOSS, matrix)
         now = time.perf_counter()

@@ -66,12 +66,11 @@ def _personal_due(setup: Setup, round_: int) -> bool:
 
 
 def evaluation_line(
-    setup: Setup, round_: int, jobs: list[Job], results: list[Any], logits: Tensor
+    setup: Setup, round_: int, pairs: Sequence[tuple[Job, Any]], logits: Tensor
 ) -> Evaluation:
     """Scores of the models after a round: of the global one, and apart from it, of the personalised ones."""
-    pairs = zip(jobs, results, strict=True)
     found = {job.incoming.client: result for job, result in pairs if isinstance(job, PersonalJob)}
-    if not any(isinstance(job, TestJob) for job in jobs):
+    if not any(isinstance(job, TestJob) for job, _ in pairs):
         return _personal(setup, [*found.values()])
     task = setup.task
     labels = test_labels(setup)
@@ -85,7 +84,7 @@ def evaluation_line(
     if _personal_due(setup, round_):
         shared = [found.get(name) or Personal(test, parts.get(name)) for name in setup.sizes]
         line |= _personal(setup, shared)
-    return line | _validation(setup, jobs, results)
+    return line | _validation(setup, pairs)
 
 
 def _brief(setup: Setup, tally: SampleTally) -> Scores:
@@ -143,12 +142,11 @@ def _own_tests(setup: Setup) -> dict[str, NDArray[np.int64]]:
     return {name: at[at >= 0] for name, at in found.items()}
 
 
-def _validation(setup: Setup, jobs: list[Job], results: list[Any]) -> Evaluation:
+def _validation(setup: Setup, pairs: Sequence[tuple[Job, Any]]) -> Evaluation:
     """The global model on all images that the clients set aside: their tallies are merged.
 
     A site with few images, or one that is away, has an empty tally.
     """
-    pairs = zip(jobs, results, strict=True)
     parts = [one for job, found in pairs if isinstance(job, LossJob) and job.validation for one in found]
     whole = merged(parts)
     if not whole.count:
@@ -218,7 +216,7 @@ def after_training(job: TrainJob, trained: Trained) -> Incoming:
 
 
 def cross_matrix(
-    setup: Setup, trained: Mapping[str, Trained], jobs: Sequence[LossJob], results: list[Any]
+    setup: Setup, trained: Mapping[str, Trained], pairs: Sequence[tuple[LossJob, Any]]
 ) -> CrossMatrix:
     """M and, for an estimate, the standard errors of its entries; a column for every client that trained."""
     rows, columns = setup.rows, {client: k for k, client in enumerate(trained)}
@@ -228,7 +226,7 @@ def cross_matrix(
     for client, k in columns.items():
         if _exact_with_training(setup.experiment) and (after := trained[client].after) is not None:
             cross[rows[client], k] = after.mean
-    for job, result in zip(jobs, results, strict=True):
+    for job, result in pairs:
         k = columns[cast(Incoming, job.incoming).client]
         for client, sums in zip(job.clients, cast(list[Tally], result), strict=True):
             cross[rows[client], k], errors[rows[client], k] = sums.mean, sums.standard_error

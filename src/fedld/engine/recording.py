@@ -134,10 +134,13 @@ def traffic(
 
 def total(exchanges: Sequence[Traffic]) -> Traffic:
     """Bytes of all exchanges of a round."""
-    return {
+    found: Traffic = {
         "bytes_up": sum(one["bytes_up"] for one in exchanges),
         "bytes_down": sum(one["bytes_down"] for one in exchanges),
     }
+    if measuring := [one["measuring_seconds"] for one in exchanges if "measuring_seconds" in one]:
+        found["measuring_seconds"] = sum(measuring)
+    return found
 
 
 def buffer_disagreement(replies: Replies) -> float | None:

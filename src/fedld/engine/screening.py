@@ -54,9 +54,9 @@ def _problem(layout: Layout, update: Tensor, message: Tree) -> str | None:
     for key, value in message.items():
         if value.is_floating_point() and key != "statistics" and not bool(value.isfinite().all()):
             return f"its message '{key}' is not finite"
-    square = _length(layout.shared_parameters(update)) ** 2
-    if not square <= torch.finfo(update.dtype).max:
-        return f"its update holds {'NaN' if math.isnan(square) else 'infinite or too large numbers'}"
+    length = _length(layout.shared_parameters(update))
+    if not math.isfinite(length):
+        return f"its update holds {'NaN' if math.isnan(length) else 'infinite or too large numbers'}"
     vector = update
     if "statistics" in message:
         vector = update.clone()

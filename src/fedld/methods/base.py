@@ -4,7 +4,7 @@ A method never learns where its clients run. Server state, client state and mess
 so checkpoints, worker processes and Flower records come for free.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
 
@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 from fedld.aggregation import (
     Aggregate,
-    Candidates,
     Mean,
-    Measured,
     Rule,
-    Vote,
+    Trial,
     aggregate,
     location_of,
 )
@@ -105,8 +103,8 @@ class Replies(Messages):
     layout: Layout
     updates: Tensor
     steps: tuple[float, ...]
-    measure: Callable[[Candidates, Tensor], Mapping[str, Vote | str]] | None = None
-    """Ask this round's clients to measure candidate steps with the buffers that they will have."""
+    trial: Trial | None = None
+    """What the clients measured of the candidate steps that the rule proposed; None before they are asked."""
 
     @property
     def gradients(self) -> Tensor:
@@ -213,7 +211,7 @@ class Method:
     @property
     def directions(self) -> int:
         """How many directions the candidate steps of a round are made of; 0 where nothing is measured."""
-        return len(self.rule.bases()) if isinstance(self.rule, Measured) else 0
+        return len(self.rule.bases())
 
     def _compared(self, replies: Replies) -> Aggregate:
         """An empty update, and a report that tells how far the clients' steps lie apart."""
@@ -227,7 +225,6 @@ class Method:
         """The rule applied to the clients' updates; where all stays with the clients nothing is combined."""
         if not replies.layout.shared:
             return self._compared(replies)
-        measure = replies.measure
         return aggregate(
             replies.gradients,
             replies.sizes,
@@ -237,7 +234,8 @@ class Method:
             tensors=replies.layout.tensors,
             clients=replies.clients,
             max_weight=self.max_weight,
-            measure=None if measure is None else lambda found: measure(found, self.buffers(replies)),
+            trial=replies.trial,
+            propose=replies.trial is None,
         )
 
     def buffers(self, replies: Replies) -> Tensor:

@@ -1,0 +1,275 @@
+"""A round, phase by phase. Read from top to bottom, this file is the algorithm.
+
+    sample      draw the clients of the round
+    prepare     ask them for what the method needs before training, where it does
+    train       they train, and their updates pass the run's transforms; meanwhile the last model is evaluated
+    accept      screen the replies: what is refused reaches nothing
+    aggregate   the method's server step; where its rule proposes candidates, the clients measure them first
+    apply       the new server state, and the new states of the accepted clients
+    evaluate    the model of the round, together with the training of the next one
+    record      one line for the round and one for each client
+
+Evaluating the model of round t and training for round t+1 start from the same weights, so their jobs go to
+the workers together: nobody waits for an evaluation. A round's record is therefore `pending` for a while.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from torch import Tensor
+
+from fedld.aggregation import Aggregate, Candidates, Vote
+from fedld.engine.checkpoint import Pending, drop_checkpoint
+from fedld.engine.exchange import Exchange
+from fedld.engine.jobs import CandidateJob, Failure, Job, LossJob, Trained, TrainJob
+from fedld.engine.measure import (
+    after_training,
+    cross_jobs,
+    cross_matrix,
+    decomposition_due,
+    evaluation_jobs,
+    evaluation_line,
+    global_jobs,
+)
+from fedld.engine.preparing import prepare_round
+from fedld.engine.recording import client_lines, conflict_line, round_line
+from fedld.engine.screening import refusals
+from fedld.engine.setup import sample
+from fedld.methods import Replies, Server
+from fedld.records.schema import CLIENTS, CONFLICT, CrossMatrix, Evaluation, Traffic
+from fedld.tasks import Tally
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainings:
+    """The training of a round, and what came of it.
+
+    jobs: by client, in the order in which they were drawn
+    results: by client: trained, or why not
+    measures: of the model of the last round, evaluated in the same exchange
+    losses: of that model at single clients, for the decomposition of the last round
+    """
+
+    jobs: dict[str, TrainJob]
+    results: dict[str, Any]
+    measures: Evaluation
+    losses: dict[str, Tally]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accepted:
+    """The replies that count: what was trained by client, what the method sees, who was refused and why."""
+
+    trained: dict[str, Trained]
+    jobs: dict[str, TrainJob]
+    replies: Replies
+    refused: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerStep:
+    """What the server makes of a round: its next state, the aggregate, and what measuring cost."""
+
+    server: Server
+    combined: Aggregate
+    measuring: Traffic | None = None
+
+
+# sample, prepare
+
+
+def draw_clients(exchange: Exchange) -> list[str]:
+    """Draw the clients of the next round; none after the last."""
+    setup, round_ = exchange.setup, exchange.state.round + 1
+    return sample(setup.experiment, setup.sizes, round_) if round_ <= setup.experiment.rounds else []
+
+
+def prepare(exchange: Exchange, sampled: list[str]) -> dict[str, Any]:
+    """Let clients prepare where the method asks for it; gives the results of those that failed in it."""
+    return prepare_round(exchange, sampled) if sampled and exchange.setup.method.prepares else {}
+
+
+# train (and evaluate the last round's model)
+
+
+def train(
+    exchange: Exchange, sampled: list[str], missing: Mapping[str, Any], pending: Pending | None
+) -> Trainings:
+    """Train the clients that are not missing, and evaluate the model that the pending record is about."""
+    round_ = exchange.state.round + 1
+    jobs = {name: TrainJob(round_, slot, exchange.incoming(name)) for slot, name in enumerate(sampled)}
+    present = {name: job for name, job in jobs.items() if name not in missing}
+    evaluation = _evaluation(exchange, pending, set(present))
+    together: dict[tuple[str, str | int], Job] = {("train", name): job for name, job in present.items()}
+    together |= {("evaluate", number): job for number, job in evaluation.items()}
+    found = exchange.do(together)
+    evaluated = [(job, found["evaluate", number]) for number, job in evaluation.items()]
+    answers = {name: found["train", name] for name in present}
+    measures = evaluation_line(exchange.setup, exchange.state.round, evaluated, exchange.memory.logits)
+    _note_measured(exchange, measures)
+    results = dict(missing) | exchange.handle_failures(present, answers)
+    return Trainings(
+        jobs=jobs,
+        results={name: results[name] for name in sampled},
+        measures=measures,
+        losses=_global_losses(results, evaluated),
+    )
+
+
+def _evaluation(exchange: Exchange, pending: Pending | None, training: set[str]) -> dict[int, Job]:
+    """Jobs, by number, that complete the pending record."""
+    if pending is None:
+        return {}
+    jobs = evaluation_jobs(exchange.setup, exchange.state.round, exchange.incoming)
+    if pending["matrix"]:
+        jobs += global_jobs(exchange.setup, training)
+    return dict(enumerate(jobs))
+
+
+def _note_measured(exchange: Exchange, measures: Evaluation) -> None:
+    """Drop the checkpoint of a model that gives no finite loss: it is no place to go on from."""
+    state = exchange.state
+    if "test" not in measures:
+        return  # no evaluation was due
+    if measures["test"]["loss"] is not None:
+        state.measured = state.round
+    else:
+        drop_checkpoint(exchange.directory.path / "checkpoints", state.round)
+
+
+def _global_losses(trained: Mapping[str, Any], evaluated: list[tuple[Job, Any]]) -> dict[str, Tally]:
+    """Losses of the global model by client: measured for themselves, or before the client's training."""
+    losses = {name: r.before for name, r in trained.items() if isinstance(r, Trained) and r.before}
+    for job, result in evaluated:
+        if isinstance(job, LossJob) and not job.validation:
+            losses[job.clients[0]] = cast(list[Tally], result)[0]
+    return losses
+
+
+# accept
+
+
+def accept(exchange: Exchange, trainings: Trainings) -> Accepted:
+    """Screen the replies of a round, count their bytes and check that enough of them are left."""
+    setup, memory = exchange.setup, exchange.memory
+    received = {name: one for name, one in trainings.results.items() if isinstance(one, Trained)}
+    finite = {name: one for name, one in received.items() if one.finite}
+    refused = refusals(
+        setup.method,
+        setup.layout,
+        {name: memory.updates[trainings.jobs[name].slot] for name in finite},
+        {name: one.message for name, one in finite.items()},
+    )
+    trained = {name: one for name, one in finite.items() if name not in refused}
+    exchange.check_quorum(trainings.results, trained, refused)
+    sent = [job.incoming.message for job in trainings.jobs.values()]
+    exchange.count([one.message for one in received.values()], sent, updates=True)
+    jobs = {name: trainings.jobs[name] for name in trained}
+    return Accepted(trained=trained, jobs=jobs, replies=_replies(exchange, jobs, trained), refused=refused)
+
+
+def _replies(exchange: Exchange, jobs: Mapping[str, TrainJob], trained: Mapping[str, Trained]) -> Replies:
+    """What the method's server gets to see of a round."""
+    updates = exchange.memory.updates
+    if len(jobs) < len(updates):
+        updates = updates[[job.slot for job in jobs.values()]]
+    return Replies(
+        **exchange.senders(trained),
+        messages=[one.message for one in trained.values()],
+        layout=exchange.setup.layout,
+        updates=updates,
+        steps=tuple(one.metrics["steps"] for one in trained.values()),
+    )
+
+
+def cross_losses(exchange: Exchange, accepted: Accepted) -> CrossMatrix | None:
+    """Measure every accepted model at every client, in the rounds that are decomposed (Eq. 2)."""
+    setup = exchange.setup
+    if not decomposition_due(setup.experiment, exchange.state.round + 1):
+        return None
+    jobs = dict(enumerate(cross_jobs(setup, [*accepted.jobs.values()], accepted.trained)))
+    answers = exchange.do(jobs)
+    return cross_matrix(setup, accepted.trained, [(job, answers[key]) for key, job in jobs.items()])
+
+
+# aggregate
+
+
+def aggregate(exchange: Exchange, accepted: Accepted) -> ServerStep:
+    """Let the method make its next state; candidates that its rule proposes are measured first."""
+    method, server, replies = exchange.setup.method, exchange.state.server, accepted.replies
+    after, combined = method.server_update(server, replies)
+    if combined.candidates is None:
+        return ServerStep(server=after, combined=combined)
+    votes, cost = measure(exchange, accepted, combined.candidates, method.buffers(replies))
+    weights = dict(zip(combined.report.clients, combined.report.weights, strict=True))
+    trial = combined.rule.choose(votes, weights)
+    after, combined = method.server_update(server, replace(replies, trial=trial))
+    return ServerStep(server=after, combined=combined, measuring=cost)
+
+
+def measure(
+    exchange: Exchange, accepted: Accepted, candidates: Candidates, buffers: Tensor
+) -> tuple[dict[str, Vote | str], Traffic]:
+    """Ask the clients for their losses at candidate steps, with the buffers that the model will have.
+
+    Directions travel once, whatever the number of candidates; one number per candidate comes back.
+    """
+    start, layout, basis = time.perf_counter(), exchange.setup.layout, exchange.memory.basis
+    layout.shared_parameters(basis[:-1]).copy_(candidates.basis)
+    layout.shared_buffers(basis[-1]).copy_(buffers)
+    round_ = exchange.state.round + 1
+    jobs = {
+        name: CandidateJob(
+            round_,
+            after_training(job, accepted.trained[name]),
+            candidates.coefficients,
+            candidates.samples,
+        )
+        for name, job in accepted.jobs.items()
+    }
+    votes = {
+        name: f"it could not measure: {found.error}" if isinstance(found, Failure) else found
+        for name, found in exchange.do(jobs).items()
+    }
+    return votes, {
+        "bytes_down": 4 * len(jobs) * (candidates.basis.numel() + buffers.numel()),
+        "bytes_up": 16 * len(jobs) * len(candidates.coefficients),
+        "measuring_seconds": time.perf_counter() - start,
+    }
+
+
+# apply, record
+
+
+def apply(exchange: Exchange, accepted: Accepted, step: ServerStep) -> None:
+    """Take over the server's next state, and the states that accepted clients kept."""
+    state = exchange.state
+    state.server, state.round = step.server, state.round + 1
+    for name, one in accepted.trained.items():
+        if one.has_state:
+            state.state_rounds[name] = state.round
+
+
+def record(
+    exchange: Exchange,
+    trainings: Trainings,
+    accepted: Accepted,
+    step: ServerStep,
+    matrix: CrossMatrix | None,
+) -> Pending:
+    """Write the lines of the clients; gives that of the round, which lacks the new model's evaluation."""
+    setup, round_ = exchange.setup, exchange.state.round
+    combined = step.combined.without(accepted.refused)
+    lines = client_lines(setup, round_, trainings.results, combined)
+    for line in lines:
+        exchange.directory.append(CLIENTS, line)
+    exchange.directory.append(CONFLICT, conflict_line(round_, accepted.replies, combined))
+    if step.measuring is not None:
+        exchange.enter(step.measuring)
+    found = round_line(round_, accepted.replies, accepted.trained, combined, exchange.settle(), lines)
+    if choices := setup.method.choices(exchange.state.server):
+        found["choices"] = choices
+    return {"line": found, "matrix": matrix}
