@@ -32,7 +32,7 @@ def test_steps_of_one_kind_add_up_and_none_cost_nothing():
 @pytest.mark.parametrize(("epsilon", "rate", "steps"), [(4.0, 0.02, 1000), (1.0, 0.3, 100), (8.0, 1.0, 10)])
 def test_noise_for_a_budget_keeps_it_and_is_not_wasteful(epsilon, rate, steps):
     noise = noise_for(epsilon, 1e-5, rate, steps)
-    assert 0.97 * epsilon < epsilon_of([NoisySteps(noise, rate, steps)], 1e-5) <= epsilon
+    assert 0.95 * epsilon < epsilon_of([NoisySteps(noise, rate, steps)], 1e-5) <= epsilon
 
 
 def test_impossible_budgets_and_steps_are_refused():

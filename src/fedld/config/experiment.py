@@ -171,6 +171,11 @@ class Experiment(BaseModel):
         "of updates on their way, in order: clip:BOUND, quantise:BITS, topk:SHARE",
         travels=True,
     )
+    dp: str | None = setting(
+        "training",
+        None,
+        "differential privacy of clients' records, on one machine: epsilon=4,delta=1e-5,clip=1",
+    )
     sample_rate: Share = setting("training", 1.0, "share of clients that take part in a round")
     sample_clients: Count | None = setting("training", None, "number of clients in a round, instead")
     seed: Seed = setting("training", 0, "seed of data, initial weights and order", travels=True)

@@ -13,6 +13,7 @@ from fedld.local.optimiser import OptimiserSettings
 from fedld.local.schedule import KINDS, Kind, Schedule
 from fedld.methods import METHODS, Method
 from fedld.models import MODELS, NAMES, hidden_units
+from fedld.privacy.accounting import PrivacyTarget
 from fedld.registry import call_with, configure, find, is_import_path, name_of, options_of
 from fedld.tasks import METRICS, Classification, Measure, Metric, Task
 from fedld.tasks.base import further_measures
@@ -26,6 +27,7 @@ def check(experiment: Experiment) -> None:
     make_schedule(experiment).factor(1)
     make_metrics(experiment)
     make_transforms(experiment)
+    make_privacy(experiment)
     if "dataset" not in experiment.own:
         check_names(make_data_spec(experiment))
     if "model" not in experiment.own:
@@ -89,6 +91,20 @@ def _named_transform(name: str) -> UpdateTransform:
     if is_import_path(name) and name.partition(":")[0] not in TRANSFORMS:
         find(TRANSFORMS, name, "transform")  # says that files may not import code
     return make_transform(name)
+
+
+def make_privacy(experiment: Experiment) -> PrivacyTarget | None:
+    """What `dp` asks for; None where it is empty."""
+    if not experiment.dp:
+        return None
+    pairs = [part.partition("=") for part in experiment.dp.split(",")]
+    try:
+        values = {name.strip(): float(value) for name, _, value in pairs}
+        return PrivacyTarget(**values)
+    except (TypeError, ValueError):
+        raise FedLDError(
+            f"dp takes epsilon, delta and clip, like epsilon=4,delta=1e-5,clip=1, not '{experiment.dp:.80}'"
+        ) from None
 
 
 def make_federation(experiment: Experiment) -> Federation:

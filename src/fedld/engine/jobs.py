@@ -5,7 +5,7 @@ pydantic checks it there, and only there.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from fedld.config.resolve import make_metrics, make_schedule, make_task, make_tr
 from fedld.data import Federation
 from fedld.layout import Layout, Tree
 from fedld.local import Training
+from fedld.local.private import PrivateSteps
 from fedld.local.schedule import Schedule
 from fedld.methods import Method
 from fedld.records.schema import Reason, Which
@@ -110,6 +111,7 @@ class Setup:
     states: Path
     trunk: str = ""
     features: Path | None = None
+    private: Mapping[str, PrivateSteps] = field(default_factory=dict)  # by client, where steps are noisy
     one_body: bool = False  # clients' models differ only in what comes after the features
     parts: "Parts" = field(kw_only=True)
 

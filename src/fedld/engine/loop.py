@@ -147,7 +147,7 @@ class RoundLoop:
         path, experiment, state = self.directory.path, self.setup.experiment, self.state
         self.directory.fail(None)
         try:
-            if state.round == 0 and experiment.train == "head":
+            if state.round == 0 and experiment.train == "head" and not experiment.dp:
                 standardise(self.exchange)
             if state.round == 0 and experiment.start == "closed":
                 start_closed(self.exchange)

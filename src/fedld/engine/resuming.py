@@ -65,6 +65,8 @@ def extend(out: Path, experiment: Experiment, rounds: int) -> Experiment:
         raise FedLDError(f"the run in '{out}' has {experiment.rounds} rounds, which cannot become {rounds}")
     if rounds == experiment.rounds:
         return experiment
+    if experiment.dp:
+        raise FedLDError("dp: the noise is set for the rounds of the run, so it gets no further ones")
     longer = experiment.model_copy(update={"rounds": rounds})
     directory = RunDirectory(out)  # nobody else may be writing
     try:

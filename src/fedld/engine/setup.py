@@ -18,6 +18,7 @@ from fedld.engine.features import Tell, cached_features
 from fedld.engine.jobs import Backend, Parts, Setup, SharedMemory
 from fedld.engine.memory import check_memory
 from fedld.engine.network import divided, make_layout, normalised
+from fedld.engine.private import privacy_note, private_steps
 from fedld.errors import FedLDError, nearest
 from fedld.local.base import FunctionObjective
 from fedld.methods import Method, Server
@@ -127,6 +128,7 @@ def prepare(
     one_body = beyond_features(model, [entry.name for entry in layout.entries if entry.private])
     digest = trunk.digest if trunk else ""
     setup = Setup(experiment, method, federation, layout, states, digest, one_body=one_body, parts=parts)
+    setup = replace(setup, private=private_steps(experiment, method, model, federation))
     check_functions(setup)
     setup.transforms.check(layout)
     engine.check(setup, rows)
@@ -148,6 +150,8 @@ def notes(setup: Setup) -> Iterator[str]:
         yield f"clients = {experiment.clients} is not used: the data names its {len(clients)} clients"
     if (ratio := method.max_update_ratio) is not None:
         yield f"updates longer than {ratio:g} times the median are refused (max_update_ratio)"
+    if setup.private:
+        yield privacy_note(experiment, dict(setup.private))
     if _done_early(setup):
         yield f"method '{experiment.method['name']}' is done after round 1: --rounds 1 gives the same model"
     if type(method).private is not Method.private and not setup.layout.private_size:

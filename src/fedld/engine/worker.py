@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache, singledispatchmethod
 
 import numpy as np
@@ -110,7 +111,7 @@ class Worker:
             job.round,
             self.flat,
             samples,
-            setup.parts.training_in(job.round, name),
+            replace(setup.parts.training_in(job.round, name), private=setup.private.get(name)),
             setup.experiment.seed,
             message,
             state,

@@ -14,6 +14,7 @@ from fedld.layout import FlatModel, Layout, Tree
 from fedld.local.context import Context
 from fedld.local.embedding import Embedding
 from fedld.local.optimiser import Optimiser, OptimiserSettings, parameter_groups
+from fedld.local.private import PrivateSteps
 from fedld.local.samples import Batch, Samples
 from fedld.models.base import as_model, head_block_names
 from fedld.seeds import derive, torch_generator
@@ -34,7 +35,7 @@ class Training:
 
     `steps`, where given, takes the place of `epochs`: so many batches, whatever the client's size.
     `factor` is what the schedule makes of every learning rate in this round. `lr` is the client's own where
-    clients have different ones.
+    clients have different ones. `private` steps are noisy ones that hide single samples.
     """
 
     epochs: int
@@ -48,6 +49,7 @@ class Training:
     steps: int | None = None
     factor: float = 1.0
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    private: PrivateSteps | None = None
 
     def accumulation(self, steps: int) -> float:
         """Sum of the weights with which the gradients of so many steps enter; one for every step of Adam."""
@@ -160,7 +162,7 @@ class LocalClient:
             _trainable(self.model, only),
         ):
             for images, labels in self._batches(epochs):
-                if setting.augment is not None:
+                if setting.augment is not None and len(labels):
                     images = setting.augment(images, generator)
                 decay = None if correction is None else optimiser.decay
                 self._batch_gradient = partial(self._gradient, loss, images, labels, decay)
@@ -239,6 +241,8 @@ class LocalClient:
         self, loss: Loss, images: Tensor, labels: Tensor, decay: Callable[[], None] | None
     ) -> Tensor:
         """Loss of a batch at the weights as they are; its gradient is left in the flat model."""
+        if (private := self.training.private) is not None:
+            return self._private_gradient(private, loss, (images, labels), decay)
         self.flat.gradient.zero_()
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.training.bfloat16):
             value = loss(self.context(images, labels))
@@ -250,8 +254,25 @@ class LocalClient:
             decay()
         return value.detach()
 
+    def _private_gradient(
+        self, private: PrivateSteps, loss: Loss, batch: Batch, decay: Callable[[], None] | None
+    ) -> Tensor:
+        """Noisy gradient of a batch, left in the flat model; its loss is not told."""
+        generator = torch_generator(self.seed, "private noise", self.round, self.name, self.steps)
+
+        def of_sample(logits: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+            return loss(self.context(images, labels).with_logits(logits))
+
+        private.gradient(self.flat, of_sample, batch, len(self.samples), generator)
+        if decay is not None:
+            decay()
+        return torch.tensor(torch.nan)
+
     def _batches(self, epochs: int | None) -> Iterator[Batch]:
         """The batches of as many epochs as the caller wants, else of the set epochs or steps."""
+        if (private := self.training.private) is not None:
+            generator = torch_generator(self.seed, "private batches", self.round, self.name)
+            return private.batches(self.samples, generator)
         if epochs is None and self.training.steps is not None:
             return islice(self._epochs(count()), self.training.steps)
         return self._epochs(range(self.training.epochs if epochs is None else epochs))
