@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedld.aggregation import GramRule, Rule, aggregate
-    from fedld.api import compare, run
+    from fedld.api import auto, compare, run
     from fedld.data import Federation
     from fedld.errors import FedLDError
     from fedld.frames import load
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedld.tasks import Measure, Metric
 
 PLACES = {
-    "fedld.api": ("compare", "run"),
+    "fedld.api": ("auto", "compare", "run"),
     "fedld.results": ("Result", "Study"),
     "fedld.frames": ("load",),
     "fedld.data": ("Federation",),
@@ -52,6 +52,7 @@ __all__ = [
     "Study",
     "__version__",
     "aggregate",
+    "auto",
     "compare",
     "data",
     "load",

@@ -19,6 +19,8 @@ from fedld.local import Objective
 from fedld.methods import Method
 from fedld.paths import user_path
 from fedld.results import Result, Study
+from fedld.study.auto import AutoResult
+from fedld.study.auto import auto as search
 from fedld.study.compare import plan, run_study
 from fedld.study.grid import Cell, run_cell
 from fedld.study.progress import RunBars, console
@@ -110,6 +112,27 @@ def compare(
             for cell in study.placed(path)
         }
     return Study(path, comparison, results, owned)
+
+
+def auto(
+    federation: Data = "fundus-sim",
+    *,
+    minutes: float = 10,
+    model: str | nn.Module | Callable[..., nn.Module] = "cnn",
+    metrics: Sequence[str | Metric | Callable[..., Any]] = (),
+    primary: str | None = None,
+    out: str | Path,
+    resume: bool = False,
+    jobs: int | None = None,
+    **settings: Any,
+) -> AutoResult:
+    """Find the method to use within some minutes, and train it.
+
+    Methods and rates are judged on held-out training images; the test set is read at the end. The result
+    tells what was chosen, why and what was tried; its `path` is the folder of the final run.
+    """
+    asked = _settings(federation, {"model": model, "metrics": metrics}, settings)
+    return search(asked, user_path(out), minutes=minutes, primary=primary, jobs=jobs, resume=resume)
 
 
 def _settings(federation: Data, parts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import click
 import typer
 
 from fedld import __version__
+from fedld.cli.auto import auto
 from fedld.cli.card import card
 from fedld.cli.compare import compare
 from fedld.cli.data import data
@@ -30,7 +31,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (run, compare, methods, data, weights, diagnose, tune, predict, card, report, watch, export):
+for command in (
+    run,
+    compare,
+    auto,
+    methods,
+    data,
+    weights,
+    diagnose,
+    tune,
+    predict,
+    card,
+    report,
+    watch,
+    export,
+):
     app.command()(command)
 app.add_typer(reproduce, name="reproduce")
 app.add_typer(site, name="site")

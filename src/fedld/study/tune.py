@@ -238,7 +238,7 @@ def _try(
         cell = Cell("trial", make_experiment(settings | {"seed": seed}), folder / f"{number:03d}-seed{seed}")
         try:
             run_cell(cell, loop.quiet)
-            scores.append(_score(read_run(cell.path), measure))
+            scores.append(validation_score(read_run(cell.path), measure))
         except OtherSettings:
             raise
         except FedLDError as error:
@@ -246,7 +246,7 @@ def _try(
     return TuningTrial(number, values, fmean(scores), time.perf_counter() - start)
 
 
-def _score(run: Run, measure: Measure) -> float:
+def validation_score(run: Run, measure: Measure) -> float:
     """A run's measure, mean of the last five evaluations; without a global model, of the clients' own.
 
     A model whose last evaluation has no value, as of one that diverged, has no score.

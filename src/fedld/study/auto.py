@@ -1,0 +1,323 @@
+"""Which method to use: a search over methods and rates on held-out training images, within given minutes.
+
+    1. Every candidate trains for a quarter of the rounds on one seed; if time allows, the better half for
+       half of them.
+    2. The best candidate and the best FedAvg train for all rounds on several seeds, which gives an interval.
+    3. The winner trains on everything. Where the interval does not exclude zero, the winner is FedAvg.
+
+The test set is read once, after the last round of step 3. Finished runs are kept, so a search can be resumed.
+"""
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedld.analysis.statistics import PairedDifference, paired_difference
+from fedld.config.experiment import Experiment, make_experiment
+from fedld.config.resolve import make_measures
+from fedld.errors import FedLDError
+from fedld.paths import make_folder
+from fedld.records.reader import read_run
+from fedld.records.schema import FORMAT, Event
+from fedld.records.writer import write_atomically
+from fedld.study import formats
+from fedld.study.grid import Cell, run_cell, run_grid
+from fedld.study.measures import check_primary
+from fedld.study.tune import HOLD_OUT, validation_score
+from fedld.tasks.measure import Measure
+
+CLOSED = ("ridge", "lda")
+TRAINED = ("fedavg", "scaffold", "fedld-measured", "fedld-drift")
+BASELINE = "fedavg"
+RATES = (0.003, 0.01, 0.03, 0.1)
+LEAST_SEEDS, MOST_SEEDS = 3, 5
+MARGIN = 1.2
+"""How much longer than expected a run may take before the minutes are exceeded."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method and its rate, as settings."""
+
+    label: str
+    method: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AutoTrial:
+    """A candidate's run on held-out images: its score by seed, None where it failed, and its cost."""
+
+    label: str
+    rounds: int
+    scores: dict[int, float | None]
+    seconds: float
+    megabytes: float
+
+    @property
+    def mean(self) -> float:
+        """Mean score over seeds; minus infinity where a run failed."""
+        found = [score for score in self.scores.values() if score is not None]
+        return fmean(found) if found and len(found) == len(self.scores) else -math.inf
+
+
+@dataclass(frozen=True)
+class AutoResult:
+    """What was tried and what came of it."""
+
+    chosen: str
+    reason: str
+    primary: str
+    difference: PairedDifference | None
+    trials: list[AutoTrial]
+    experiment: Experiment = field(repr=False)
+    path: Path = field(repr=False)
+    measures: dict[str, float | None]  # of the final model on the test set
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "format": FORMAT,
+            "chosen": self.chosen,
+            "reason": self.reason,
+            "primary": self.primary,
+            "difference": None if self.difference is None else asdict(self.difference),
+            "trials": [asdict(trial) for trial in self.trials],
+            "experiment": self.experiment.model_dump(mode="json", exclude_none=True),
+            "measures": self.measures,
+        }
+
+    def to_markdown(self) -> str:
+        """The reason, and a table of everything that was tried."""
+        head = ["tried", "rounds", "seeds", f"{self.primary} on held-out images", "s", "MB"]
+        rows = [
+            [
+                trial.label,
+                str(trial.rounds),
+                str(len(trial.scores)),
+                "failed" if math.isinf(trial.mean) else f"{trial.mean:.4f}",
+                f"{trial.seconds:.1f}",
+                f"{trial.megabytes:.1f}",
+            ]
+            for trial in self.trials
+        ]
+        return f"{self.reason}\n\n{formats.markdown([head, *rows])}\n"
+
+
+def candidates(settings: Mapping[str, Any]) -> list[Candidate]:
+    """Give what is tried: closed form where the trunk is frozen, and every trained method at some rates."""
+    experiment = make_experiment({**settings, "method": BASELINE})
+    frozen = experiment.train == "head" and experiment.head == "linear" and experiment.augment == "none"
+    found = [Candidate(name, name, {"method": name}) for name in CLOSED if frozen]
+    for name in TRAINED:
+        for rate in (settings["lr"],) if "lr" in settings else RATES:
+            found.append(Candidate(f"{name}, lr {rate:g}", name, {"method": name, "lr": rate}))
+    return found
+
+
+def auto(
+    settings: Mapping[str, Any],
+    out: Path,
+    *,
+    minutes: float,
+    primary: str | None = None,
+    jobs: int | None = None,
+    resume: bool = False,
+    progress: Callable[[Event], None] = lambda event: None,
+) -> AutoResult:
+    """Find the method to use and train it.
+
+    Args:
+        settings: an experiment's settings without a method; with `lr` that rate is the only one tried.
+        out: folder of the runs, of auto.json and auto.md; the final run is in its folder `final`.
+        minutes: time to spend.
+        primary: the measure that decides; the task's first one by default.
+        jobs: runs at the same time; one per core by default.
+        resume: continue the search in `out`.
+        progress: told of every round.
+
+    Returns:
+        The choice, the reason for it and everything that was tried.
+
+    Raises:
+        FedLDError: the minutes are too few for one trial of each candidate.
+    """
+    if "method" in settings:
+        raise FedLDError("auto chooses the method: leave it out")
+    if (out / "trials").exists() and not resume:
+        raise FedLDError(f"'{out}' already holds a search: choose another --out, or finish it with --resume")
+    return _Search(dict(settings), out, minutes, primary, jobs, progress).go()
+
+
+class _Search:
+    """A search under way."""
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        out: Path,
+        minutes: float,
+        primary: str | None,
+        jobs: int | None,
+        progress: Callable[[Event], None],
+    ) -> None:
+        self.begun = time.monotonic()
+        self.out, self.minutes, self.progress = out, minutes, progress
+        self.settings = {key: value for key, value in settings.items() if key != "hold_out"}
+        self.hold_out = settings.get("hold_out", HOLD_OUT)
+        self.jobs = jobs if jobs is not None else os.cpu_count() or 1
+        self.candidates = candidates(self.settings)
+        self.experiment = make_experiment(self.settings)
+        measures = make_measures(self.experiment)
+        self.measure: Measure = measures[check_primary(primary, measures)]
+        self.trials: list[AutoTrial] = []
+        make_folder(out / "trials")
+
+    def go(self) -> AutoResult:
+        """Search, confirm, train."""
+        rounds = self.experiment.rounds
+        short, middle = max(1, math.ceil(rounds / 4)), max(1, math.ceil(rounds / 2))
+        first = next(c for c in self.candidates if c.method == BASELINE)
+        self._check_minutes(self._tried([first], short)[first.label], short)
+        scores = self._tried(self.candidates, short)
+        kept = self._better(self.candidates, scores, len(self.candidates) // 2)
+        if self._expected(kept, scores, middle, 1) < self._left() - self._reserve(kept, scores):
+            scores = self._tried(kept, middle)
+        best = self._better([c for c in kept if c.method != BASELINE], scores, 1)[:1]
+        base = self._better([c for c in kept if c.method == BASELINE], scores, 1)[0]
+        if not best:
+            return self._train(base, None, f"no method but {base.label} finished its trials")
+        return self._decide(best[0], base, scores)
+
+    def _decide(self, best: Candidate, base: Candidate, scores: Mapping[str, AutoTrial]) -> AutoResult:
+        """Train both on all rounds with several seeds, and choose."""
+        pair, rounds = [best, base], self.experiment.rounds
+        one = self._expected(pair, scores, rounds, 1)
+        final = self._expected([base], scores, rounds, 1) * self.jobs
+        seeds = int(max(LEAST_SEEDS, min(MOST_SEEDS, (self._left() - final) // max(one, 1e-9))))
+        found = self._tried(pair, rounds, seeds)
+        ours, theirs = (list(found[c.label].scores.values()) for c in pair)
+        if math.isinf(found[best.label].mean):
+            return self._train(base, None, f"{best.label} failed with all rounds, so {base.label} is used")
+        sign = -1.0 if self.measure.better == "less" else 1.0
+        known = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
+        difference = paired_difference([sign * a for a, _ in known], [sign * b for _, b in known])
+        low, high = difference.interval or (-math.inf, math.inf)
+        said = f"{self.measure.name} {difference.mean:+.4f} [95 %: {low:+.4f} to {high:+.4f}], {seeds} seeds"
+        if low > 0:
+            return self._train(best, difference, f"{best.label} is better than {base.label}: {said}")
+        why = f"nothing is surely better than {base.label}; the best other one is {best.label}: {said}"
+        return self._train(base, difference, why)
+
+    def _train(self, chosen: Candidate, difference: PairedDifference | None, reason: str) -> AutoResult:
+        """Train the chosen candidate on everything; only now the test set is read."""
+        rounds = 1 if chosen.method in CLOSED else self.experiment.rounds
+        asked = {"rounds": rounds, "eval_every": rounds}
+        experiment = make_experiment({**self.settings, **chosen.settings, **asked})
+        run_cell(Cell(chosen.label, experiment, self.out / "final"), self.progress)
+        run = read_run(self.out / "final")
+        last = {
+            name: values[max(values)] for name in make_measures(experiment) if (values := run.scores(name))
+        }
+        result = AutoResult(
+            chosen=chosen.label,
+            reason=reason,
+            primary=self.measure.name,
+            difference=difference,
+            trials=self.trials,
+            experiment=experiment,
+            path=self.out / "final",
+            measures=dict(last),
+        )
+        write_atomically(self.out / "auto.json", json.dumps(result.to_json(), indent=1, default=str).encode())
+        write_atomically(self.out / "auto.md", result.to_markdown().encode())
+        return result
+
+    def _tried(self, chosen: Sequence[Candidate], rounds: int, seeds: int = 1) -> dict[str, AutoTrial]:
+        """Run candidates on held-out images; what is finished already is read."""
+        cells = {(c.label, seed): self._cell(c, rounds, seed) for c in chosen for seed in range(seeds)}
+        run_grid(list(cells.values()), jobs=self.jobs, progress=self.progress)
+        found = {}
+        for candidate in chosen:
+            own = {seed: cells[candidate.label, seed] for seed in range(seeds)}
+            found[candidate.label] = self._trial(candidate.label, rounds, own)
+        told = {(trial.label, trial.rounds): trial for trial in [*self.trials, *found.values()]}
+        self.trials = list(told.values())
+        return found
+
+    def _cell(self, candidate: Candidate, rounds: int, seed: int) -> Cell:
+        asked = {"hold_out": self.hold_out, "rounds": rounds, "seed": seed, "workers": 0}
+        settings = {**self.settings, **candidate.settings, **asked}
+        if candidate.method in CLOSED:
+            settings["rounds"] = 1  # which are all that it needs
+        name = re.sub(r"[^\w.-]+", "-", candidate.label)
+        folder = self.out / "trials" / f"{name}-rounds{rounds}-seed{seed}"
+        return Cell(candidate.label, make_experiment(settings), folder)
+
+    def _trial(self, label: str, rounds: int, cells: Mapping[int, Cell]) -> AutoTrial:
+        scores: dict[int, float | None] = {}
+        seconds, sent = [], []
+        for seed, cell in cells.items():
+            run = read_run(cell.path)
+            try:
+                scores[seed] = validation_score(run, self.measure)
+            except FedLDError:
+                scores[seed] = None
+            seconds.append(sum(run.series("seconds").values()))
+            sent.append(sum(run.series("bytes_up").values()) + sum(run.series("bytes_down").values()))
+        return AutoTrial(label, rounds, scores, fmean(seconds), fmean(sent) / 1e6)
+
+    def _better(
+        self, chosen: Sequence[Candidate], scores: Mapping[str, AutoTrial], count: int
+    ) -> list[Candidate]:
+        """The best candidates, and in any case the best one of FedAvg and the best other one."""
+        sign = -1 if self.measure.better == "less" else 1
+        fine = [c for c in chosen if c.label in scores and not math.isinf(scores[c.label].mean)]
+        ranked = sorted(fine, key=lambda c: -sign * scores[c.label].mean)
+        kept = ranked[:count]
+        for is_base in (True, False):
+            alike = [c for c in ranked if (c.method == BASELINE) is is_base]
+            if alike and alike[0] not in kept:
+                kept.append(alike[0])
+        return kept
+
+    def _expected(
+        self, chosen: Sequence[Candidate], scores: Mapping[str, AutoTrial], rounds: int, seeds: int
+    ) -> float:
+        """Seconds that some candidates are expected to take, side by side."""
+        each = [
+            scores[c.label].seconds / scores[c.label].rounds * rounds for c in chosen if c.label in scores
+        ]
+        return MARGIN * seeds * sum(each) / max(self.jobs, 1)
+
+    def _reserve(self, kept: Sequence[Candidate], scores: Mapping[str, AutoTrial]) -> float:
+        """Seconds to keep for two candidates with all rounds and the final training."""
+        longest = max(kept, key=lambda c: scores[c.label].seconds)
+        rounds = self.experiment.rounds
+        return self._expected([longest] * 2, scores, rounds, LEAST_SEEDS) + self._expected(
+            [longest] * max(self.jobs, 1), scores, rounds, 1
+        )
+
+    def _check_minutes(self, trial: AutoTrial, rounds: int) -> None:
+        """Refuse minutes in which not every candidate can be tried, two compared and one trained."""
+        a_round = trial.seconds / rounds
+        trained = sum(c.method not in CLOSED for c in self.candidates)
+        whole = self.experiment.rounds
+        work = a_round * (rounds * trained + whole * 2 * LEAST_SEEDS) / max(self.jobs, 1) + a_round * whole
+        least = math.ceil(10 * MARGIN * work / 60) / 10
+        if least > self.minutes:
+            raise FedLDError(
+                f"{self.minutes:g} minutes are too few for one trial of each of {len(self.candidates)} "
+                f"candidates: at least {least:g} are needed"
+            )
+
+    def _left(self) -> float:
+        """Seconds that are left."""
+        return 60 * self.minutes - (time.monotonic() - self.begun)

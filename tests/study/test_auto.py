@@ -1,0 +1,94 @@
+"""`fedld auto`: the method to use, found on held-out images within given minutes."""
+
+import json
+import math
+
+import pytest
+from typer.testing import CliRunner
+
+import fedld
+from fedld.cli import app
+from fedld.errors import FedLDError
+from fedld.records.reader import read_run
+from fedld.study import auto as module
+from fedld.study.auto import AutoTrial, auto, candidates
+
+TINY = {
+    "dataset": "fundus-sim",
+    "data": {"samples": 240},
+    "image_size": 8,
+    "clients": 2,
+    "rounds": 2,
+    "lr": 0.01,
+    "model": "cnn",
+    "train": "head",
+}
+
+
+@pytest.fixture
+def two(monkeypatch):
+    """Only FedAvg and a method that is the same with equal clients."""
+    monkeypatch.setattr(module, "TRAINED", ("fedavg", "fednova"))
+    monkeypatch.setattr(module, "CLOSED", ())
+
+
+def test_a_frozen_trunk_allows_closed_forms_and_a_given_rate_is_the_only_one():
+    found = [candidate.label for candidate in candidates(TINY)]
+    assert found[:3] == ["ridge", "lda", "fedavg, lr 0.01"]
+    assert len(found) == 6
+    free = [candidate.method for candidate in candidates({"model": "cnn"})]
+    assert "ridge" not in free
+    assert free.count("fedavg") == 4
+
+
+def test_the_winner_is_trained_on_everything_and_the_test_set_is_read_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "TRAINED", ("fedavg",))
+    result = auto(TINY, tmp_path, minutes=60, jobs=0)
+    tried = {trial.label for trial in result.trials}
+    assert tried == {"ridge", "lda", "fedavg, lr 0.01"}
+    for folder in (tmp_path / "trials").iterdir():
+        assert read_run(folder).config["hold_out"] == module.HOLD_OUT
+    final = read_run(tmp_path / "final")
+    assert "hold_out" not in final.config
+    assert len(final.scores("accuracy")) == 1
+    assert result.difference is not None
+    assert result.chosen in ("ridge", "lda") if result.difference.interval[0] > 0 else "fedavg, lr 0.01"
+    assert json.loads((tmp_path / "auto.json").read_text())["chosen"] == result.chosen
+    assert "| ridge | 1 | 1 |" in (tmp_path / "auto.md").read_text()
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("**/rounds.jsonl")}
+    again = auto(TINY, tmp_path, minutes=60, jobs=0, resume=True)
+    assert again.chosen == result.chosen
+    assert before == {file: file.stat().st_mtime_ns for file in tmp_path.glob("**/rounds.jsonl")}
+
+
+def test_what_is_not_surely_better_than_fedavg_is_not_chosen(two, tmp_path):
+    result = fedld.auto({**TINY, "partition": "iid"}, minutes=60, jobs=0, out=tmp_path)
+    assert result.chosen == "fedavg, lr 0.01"
+    assert result.reason.startswith("nothing is surely better than fedavg, lr 0.01")
+    assert result.measures["accuracy"] is not None
+
+
+def test_too_few_minutes_are_refused_with_the_least_that_is_needed(two, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        module._Search,
+        "_tried",
+        lambda self, chosen, rounds: {chosen[0].label: AutoTrial("x", 1, {}, 60.0, 1.0)},
+    )
+    with pytest.raises(
+        FedLDError, match=r"1 minutes are too few .* 2 candidates: at least \d+\.?\d* are needed"
+    ):
+        auto(TINY, tmp_path, minutes=1, jobs=1)
+
+
+def test_what_it_cannot_do_is_a_sentence(tmp_path):
+    with pytest.raises(FedLDError, match="auto chooses the method"):
+        auto({**TINY, "method": "fedavg"}, tmp_path, minutes=1)
+    (tmp_path / "trials").mkdir()
+    with pytest.raises(FedLDError, match="already holds a search"):
+        auto(TINY, tmp_path, minutes=1)
+    result = CliRunner().invoke(app, ["auto", "--dataset", "digits", "--out", str(tmp_path)])
+    assert isinstance(result.exception, FedLDError)
+
+
+def test_a_failed_trial_counts_for_nothing():
+    assert AutoTrial("x", 1, {0: 0.9, 1: None}, 1.0, 1.0).mean == -math.inf
