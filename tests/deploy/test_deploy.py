@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
@@ -148,3 +149,32 @@ def test_the_script_refuses_what_it_would_overwrite(tmp_path):
         done = subprocess.run([script, *words], capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert sentence in done.stderr
+
+
+def test_the_lock_has_the_pinned_versions_with_hashes():
+    """Hashes in constraints would make pip ask for hashes of the folder that is installed, too."""
+
+    def plain(name):
+        return re.sub(r"[-_.]+", "-", name).lower()
+
+    lines = [line for line in (DEPLOY / "requirements.lock").read_text().splitlines() if line[0] != "#"]
+    locked = {}
+    for line in lines:
+        name, version = re.fullmatch(r"([\w.-]+)==([\w.]+) --hash=sha256:[0-9a-f]{64}", line).groups()
+        locked[plain(name)] = version
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    pins = {plain(name): version for name, version in pins.items()}
+    del locked["setuptools"]  # a tool, which the constraints leave alone
+    assert {name: pins.get(name) for name in locked} == locked
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["flower"], *extras["secure"], *extras["dicom"]]
+    names = {plain(re.match(r"[\w.-]+", one)[0]) for one in wanted}
+    assert names - locked.keys() == {"torch", "fedld"} & names
+
+
+def test_lower_bounds_are_free_of_known_faults():
+    """Mended: Pillow 11.3 (CVE-2025-48379), Jinja2 3.1.6 (CVE-2025-27516), Starlette 0.49.1 (-62727)."""
+    text = (ROOT / "pyproject.toml").read_text()
+    for bound in ("pillow>=12.2", "jinja2>=3.1.6", "starlette>=1.3"):
+        assert f'"{bound}"' in text
