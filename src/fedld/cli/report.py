@@ -49,8 +49,14 @@ def export(
         str, typer.Option(help="parquet, csv, latex, tensorboard, mlflow or wandb")
     ] = "parquet",
     primary: Primary = None,
+    model: Annotated[
+        str | None, typer.Option(help="write the run's model instead: onnx or torchscript")
+    ] = None,
 ) -> None:
-    """Write records as tables (Parquet, CSV), the comparison (LaTeX, CSV), or files for a tracker."""
+    """Write records as tables (Parquet, CSV), the comparison (LaTeX, CSV), tracker files, or the model."""
+    if model is not None:
+        _export_models(paths, out, model)
+        return
     from fedld.frames import FORMATS, load
     from fedld.study.report import write_comparisons
     from fedld.study.trackers import TRACKERS, replay
@@ -64,6 +70,21 @@ def export(
         if format in ("csv", "latex"):
             write_comparisons(paths, out, format, primary)
     typer.echo(f"{format}: {out}")
+
+
+def _export_models(paths: list[Path], out: Path, format: str) -> None:
+    """One file per run: `model.onnx`, or with several runs one named after each."""
+    from fedld.engine.portable import SUFFIXES, export_model
+    from fedld.engine.saved import load_model
+    from fedld.paths import make_folder
+
+    for path in paths:
+        saved = load_model(path)
+        make_folder(out)
+        stem = "model" if len(paths) == 1 else path.resolve().name
+        file = out / f"{stem}{SUFFIXES.get(format, '')}"
+        difference = export_model(saved, file, format)
+        typer.echo(f"{file}: probabilities as in fedld, to {difference:.1g}")
 
 
 def _check(name: str, valid: list[str]) -> None:
