@@ -58,7 +58,7 @@ def run(
         if not callable(callback):
             raise FedLDError(f"a callback is a function of a round's record and model, not {callback!r}")
     parts = {"method": method, "model": model, "objective": objective, "rule": rule, "metrics": metrics}
-    experiment = make_experiment(_settings(federation, parts, settings))
+    experiment = make_experiment(_settings(federation, parts, settings), _own_data(federation, settings))
     with _folder(out) as (path, owned):
         label = experiment.method["name"].rpartition(":")[2]
         with _watched(experiment.rounds, label, progress) as watch:
@@ -103,6 +103,7 @@ def compare(
         command="fedld.compare(...) in Python",
         primary=primary,
         target=str(target),
+        values=_own_data(federation, settings),
     )
     with _folder(out) as (path, owned):
         with _watched(study.rounds, f"{len(study.cells)} runs", progress) as watch:
@@ -142,6 +143,16 @@ def _settings(federation: Data, parts: Mapping[str, Any], settings: Mapping[str,
             raise FedLDError(f"'{key}' is given twice")
     given = {key: value for key, value in parts.items() if value is not None}
     return {**given, **_data_settings(federation), **settings}
+
+
+def _own_data(federation: Data, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A federation that is used as it is, although settings could make it again.
+
+    Settings of the call that change the data ask for another federation, which is then loaded.
+    """
+    if not isinstance(federation, Federation) or federation.spec is None:
+        return {}
+    return {} if _data_settings(federation).keys() & settings.keys() else {"dataset": federation}
 
 
 def _data_settings(federation: Data) -> dict[str, Any]:

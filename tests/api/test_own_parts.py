@@ -337,3 +337,18 @@ def test_a_partition_of_ones_own():
             fedld.data("digits", partition=lambda labels, found=found: found)
     with pytest.raises(FedLDError, match="gives a place twice"):
         fedld.data("digits", partition=lambda labels: [[0, 1], [1, 2]])
+
+
+def test_a_federation_is_used_and_not_loaded_again(monkeypatch, tmp_path):
+    from fedld.config import resolve
+
+    federation = fedld.data("digits", clients=3)
+    loads = []
+    real = resolve.load
+    monkeypatch.setattr(resolve, "load", lambda spec: loads.append(spec) or real(spec))
+    fedld.run("fedavg", federation, rounds=1, workers=0, out=tmp_path / "run")
+    fedld.compare(["fedavg"], federation, seeds=[0], rounds=1, jobs=0, out=tmp_path / "study")
+    assert loads == []
+    other = fedld.run("fedavg", federation, rounds=1, workers=0, clients=4, out=tmp_path / "other")
+    assert other.summary["clients"] == 4
+    assert len(loads) == 1

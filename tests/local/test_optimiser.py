@@ -163,7 +163,7 @@ def test_fedcm_says_why_it_needs_plain_steps(settings):
 
 def test_adam_steps_count_as_one_each_for_fednova(tmp_path):
     result = fedld.run("fednova", out=tmp_path / "run", **_on_digits(optimiser="adamw", lr=0.002))
-    assert result.rounds[-1]["accuracy"] is not None
+    assert result.rounds[-1]["test"]["accuracy"] is not None
     assert make_training(make_experiment({"optimiser": "adam"})).accumulation(7) == 7.0
 
 

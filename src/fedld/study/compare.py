@@ -78,10 +78,12 @@ def plan(
     command: str,
     primary: str | None = None,
     target: str = DEFAULT,
+    values: Mapping[str, Any] | None = None,
 ) -> StudyPlan:
     """Every method with every seed; a table named like a method is for it alone: `fedprox.mu=0.1`.
 
     Methods are names, tables of a name and options, or values; a mapping says under which labels.
+    `values` are the user's own values that settings have names for.
     """
     if isinstance(methods, str) or not isinstance(methods, Mapping | Sequence):
         raise FedLDError(f"methods is a list of methods, or a table of them by label, not {methods!r:.80}")
@@ -96,7 +98,7 @@ def plan(
     shared = {key: value for key, value in settings.items() if key not in METHODS}
     shared.setdefault("workers", 0)
     cells = [
-        (label, make_experiment(_settings_of(method, shared, own) | {"seed": seed}))
+        (label, make_experiment(_settings_of(method, shared, own) | {"seed": seed}, values))
         for seed in seeds
         for label, method in labelled.items()
     ]
