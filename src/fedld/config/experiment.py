@@ -39,8 +39,19 @@ class Experiment(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     dataset: str = setting(
-        "data", "fundus-sim", "fundus-sim, digits, npz:PATH, folder:PATH, retina, covid-fl", compared=True
+        "data",
+        "fundus-sim",
+        "fundus-sim, digits, npz:PATH, folder:PATH, csv:FILE, retina, covid-fl",
+        compared=True,
     )
+    task: str = setting(
+        "data", "auto", "auto, classification, regression, survival", travels=True, compared=True
+    )
+    target_column: str | None = setting(
+        "data", None, "column of csv:FILE that is to be learned; of survival TIME,EVENT", compared=True
+    )
+    site_column: str | None = setting("data", None, "column of csv:FILE that names clients", compared=True)
+    split_column: str | None = setting("data", None, "column of csv:FILE: train or test", compared=True)
     data_root: Path | None = setting("data", None, "folder of a published dataset", compared=True)
     data_seed: Seed | None = setting(
         "data", None, "seed of the test images (else 0) and of the partition (else the run's)", compared=True
@@ -66,13 +77,16 @@ class Experiment(BaseModel):
         "data", None, "test on this share of the training images, never on the test set", compared=True
     )
     data: PartSettings = setting(
-        "data", {}, "options of the dataset: test_fraction, samples, feature_shift, shortcut", compared=True
+        "data",
+        {},
+        "options of the dataset: test_fraction, samples, feature_shift, shortcut, drop",
+        compared=True,
     )
 
     model: str = setting(
         "model",
         "cnn",
-        "cnn, vgg9, resnet8, resnet8-gn, resnet8-gnws, resnet18, resnet50, mobilenet_v2",
+        "cnn, vgg9, resnet8, resnet8-gn, resnet8-gnws, resnet18, resnet50, mobilenet_v2, linear",
         travels=True,
         compared=True,
     )
@@ -276,7 +290,7 @@ class Experiment(BaseModel):
             if key in plain:
                 plain[key] = absolute(plain[key])
         kind, colon, path = self.dataset.partition(":")
-        if kind in ("npz", "folder"):
+        if kind in ("npz", "folder", "csv"):
             plain["dataset"] = f"{kind}{colon}{absolute(path)}"
         return tomli_w.dumps({k: v for k, v in plain.items() if v not in ({}, [])})
 

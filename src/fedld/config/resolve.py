@@ -13,9 +13,10 @@ from fedld.local.optimiser import OptimiserSettings
 from fedld.local.schedule import KINDS, Kind, Schedule
 from fedld.methods import METHODS, Method
 from fedld.models import MODELS, NAMES, hidden_units
+from fedld.models.vector import NAME as VECTOR
 from fedld.privacy.accounting import PrivacyTarget
 from fedld.registry import call_with, configure, find, is_import_path, name_of, options_of
-from fedld.tasks import METRICS, Classification, Measure, Metric, Task
+from fedld.tasks import METRICS, TASKS, Classification, Measure, Metric, Task
 from fedld.tasks.base import further_measures
 from fedld.transforms import TRANSFORMS, Chain, UpdateTransform, make_transform
 
@@ -31,7 +32,7 @@ def check(experiment: Experiment) -> None:
     if "dataset" not in experiment.own:
         check_names(make_data_spec(experiment))
     if "model" not in experiment.own:
-        find(dict.fromkeys([*NAMES, *MODELS]), experiment.model, "model")
+        find(dict.fromkeys([*NAMES, VECTOR, *MODELS]), experiment.model, "model")
     hidden_units(experiment.head)
 
 
@@ -58,8 +59,12 @@ def make_method(experiment: Experiment) -> Method:
 
 
 def make_task(experiment: Experiment) -> Task:
-    """What is learned and how it is judged."""
-    return Classification()
+    """What is learned and how it is judged: the named task, or that of a federation of the user's."""
+    own = experiment.own.get("dataset")
+    name = experiment.task
+    if name == "auto":
+        name = own.task if isinstance(own, Federation) else Classification.name
+    return find(TASKS, name, "task")
 
 
 def make_metrics(experiment: Experiment) -> dict[str, Metric]:
@@ -121,6 +126,9 @@ def make_federation(experiment: Experiment) -> Federation:
         federation = call_with(own, "dataset", **_data_options(experiment))
         if not isinstance(federation, Federation):
             raise FedLDError(f"dataset '{name_of(own)}' made a {type(federation).__name__}, not a Federation")
+    task = make_task(experiment).name
+    if federation.task != task:
+        raise FedLDError(f"task '{task}' does not fit '{federation.name}', which is for {federation.task}")
     if experiment.hold_out is not None:
         federation = federation.hold_out(experiment.hold_out, experiment.seed)
     if experiment.validation is not None:
@@ -145,9 +153,14 @@ def make_data_spec(experiment: Experiment) -> DataSpec:
     return spec if own is None else replace(spec, partition=own)
 
 
+TABLE = {"target_column", "site_column", "split_column"}
+"""Settings that say what the columns of a table mean."""
+
+
 def _data_options(experiment: Experiment) -> dict[str, Any]:
     fields = {"dataset", "data_root", "split", "clients", "partition", "alpha", "classes_per_client"}
-    shared = experiment.model_dump(include=fields | {"min_size", "image_size", "skip_bad"})
+    shared = experiment.model_dump(include=fields | TABLE | {"min_size", "image_size", "skip_bad"})
+    shared["task"] = make_task(experiment).name
     seed = experiment.seed if experiment.data_seed is None else experiment.data_seed
     return {**shared, "seed": seed, "test_seed": experiment.data_seed or 0, **experiment.data}
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedld.data.federation import Federation, Pair
 from fedld.data.npz import MOST_CLASSES
 from fedld.data.table import Table, cached, fingerprint, write_table
+from fedld.data.targets import check_task, make_targets
 from fedld.errors import FedLDError
 from fedld.paths import cache_root
 
@@ -21,26 +22,40 @@ if TYPE_CHECKING:
 
 
 def federation_from_arrays(
-    clients: Mapping[str, Pair], test: Pair | None, classes: Sequence[str] | None, name: str
+    clients: Mapping[str, Pair],
+    test: Pair | None,
+    classes: Sequence[str] | None,
+    name: str,
+    task: str = "classification",
 ) -> Federation:
     """Clients by name, each (samples, labels); without a test set a fifth of all is drawn for one."""
     from fedld.data.datasets import federate
     from fedld.data.spec import DataSpec
 
     _check_names(clients)
-    parts = {client: _checked(f"client '{client}'", pair) for client, pair in clients.items()}
+    check_task(task)
+    width = 2 if task == "survival" else 1
+    parts = {client: _checked(f"client '{client}'", pair, width) for client, pair in clients.items()}
     if test is not None:
-        parts[""] = _checked("the test set", test)
+        parts[""] = _checked("the test set", test, width)
     _check_alike(parts)
     samples = np.concatenate([x for x, _ in parts.values()])
     words = {y.dtype.kind in "US" for _, y in parts.values()}
     if len(words) > 1:
         raise FedLDError("some clients' labels are words and others' are numbers")
-    labels, names = _classes(np.concatenate([y for _, y in parts.values()]), classes)
+    labels = np.concatenate([y for _, y in parts.values()])
     sites = np.repeat(list(parts), [len(y) for _, y in parts.values()])
     split = np.where(sites == "", "test", "train" if test is not None else "draw")
-    table = _write(name, samples, labels, names, split, sites)
-    return federate(table, DataSpec(name, partition="site"))
+    columns, facts = {"site": sites}, {}
+    if task == "classification":
+        labels, names = _classes(labels, classes)
+    else:
+        made = make_targets(task, labels, name)
+        labels, names = made.values, made.outputs
+        columns["group"] = made.groups.astype(np.str_)
+        facts = {"task": task, "groups": made.names}
+    table = _write(name, samples, labels, names, split, columns, facts)
+    return federate(table, DataSpec(name, partition="site", task=task))
 
 
 def _check_names(clients: Any) -> None:
@@ -87,14 +102,14 @@ def _read(what: str, dataset: Any) -> Pair:
     return (np.stack(samples), np.stack(labels)) if samples else (np.empty((0, 1)), np.empty(0, int))
 
 
-def _checked(what: str, pair: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+def _checked(what: str, pair: Any, width: int = 1) -> tuple[NDArray[Any], NDArray[Any]]:
     """One client's arrays: uint8 pictures (N, H, W, C), or floats of any shape, maps as (N, H, W, C) too."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise FedLDError(f"{what} is not a (samples, labels) pair")
     x, y = np.asarray(pair[0]), np.asarray(pair[1])
     if x.ndim == 0:
         raise FedLDError(f"{what} has {pair[0]!r:.80} for samples")
-    if y.ndim != 1 or len(x) != len(y):
+    if y.ndim != width or len(x) != len(y):
         raise FedLDError(f"{what} has {len(x)} samples and labels of shape {y.shape}")
     if not len(y):
         raise FedLDError(f"{what} has no samples")
@@ -156,16 +171,19 @@ def _class_names(classes: Sequence[str] | None) -> tuple[str, ...]:
 def _write(
     name: str,
     samples: NDArray[Any],
-    labels: NDArray[np.int64],
+    labels: NDArray[Any],
     classes: tuple[str, ...],
     split: NDArray[np.str_],
-    sites: NDArray[np.str_],
+    columns: Mapping[str, NDArray[np.str_]],
+    facts: Mapping[str, Any],
 ) -> Table:
     """The table of this content: made once, found again by its digest."""
     digest = sha256()
-    for array in (samples, labels, split, sites):
+    for array in (samples, labels, split, columns["site"]):
         digest.update(np.ascontiguousarray(array).tobytes())
-    key = fingerprint("arrays", digest.hexdigest(), str(samples.dtype), samples.shape, classes)
+    key = fingerprint(
+        "arrays", digest.hexdigest(), str(samples.dtype), samples.shape, classes, *facts.values()
+    )
     channels = samples.shape[-1] if samples.ndim == 4 else 1
     given: dict[str, Any] = {}
     if samples.dtype != np.uint8:  # as they are: no mean is taken off
@@ -180,8 +198,9 @@ def _write(
             labels,
             classes,
             split=split,
-            columns={"site": sites},
+            columns=columns,
             partition="site",
             **given,
+            **facts,
         ),
     )

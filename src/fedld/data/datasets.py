@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedld.data import digits, folder, fundus, npz, sslfl
+from fedld.data import digits, folder, fundus, npz, sheet, sslfl
 from fedld.data.client import Client
 from fedld.data.draw import stratified
 from fedld.data.federation import Federation
@@ -29,6 +29,7 @@ DATASETS: dict[str, Callable[[DataSpec, Path, Progress | None], Table]] = {
     "covid-fl": sslfl.open_covid,
     "npz:": npz.open_table,
     "folder:": folder.open_table,
+    "csv:": sheet.open_table,
 }
 
 
@@ -66,7 +67,9 @@ def _kind(spec: DataSpec) -> str:
 
 def federate(table: Table, spec: DataSpec) -> Federation:
     """Divide a table's training rows among clients; test rows of a client's site are its own test set too."""
-    if len(table.classes) < 2:
+    if spec.task != table.task:
+        raise FedLDError(f"task '{spec.task}' does not fit '{spec.dataset}', which is for {table.task}")
+    if len(table.classes) < 2 and table.task == "classification":
         raise FedLDError(f"'{spec.dataset}' holds only one class, '{table.classes[0]}'.")
     split = _split(table, spec)
     name = _partition_name(table, spec)
@@ -80,7 +83,7 @@ def federate(table: Table, spec: DataSpec) -> Federation:
         clients = _drawn(table, spec, name, train)
     else:
         clients = _named(column, train, test, spec.dataset, name)
-    mean, std = table.statistics(np.concatenate([client.train for client in clients]))
+    mean, std = table.statistics([client.train for client in clients])
     return Federation(
         name=spec.dataset,
         folder=table.folder,
@@ -94,11 +97,13 @@ def federate(table: Table, spec: DataSpec) -> Federation:
         notes=(
             *table.notes,
             *_unused(spec, column, len(clients)),
-            *spec.notes(table.labels[train], name),
+            *spec.notes(table.strata[train], name),
             *repeated(table.hashes(), clients, test),
             *parted(table, train, test),
         ),
         pixels=table.pixels,
+        task=table.task,
+        groups=table.groups,
     )
 
 
@@ -114,7 +119,7 @@ def _split(table: Table, spec: DataSpec) -> NDArray[np.str_]:
     open_rows = np.flatnonzero(split == "draw")
     patients = table.columns["patient"][open_rows] if "patient" in table.columns else None
     rng = numpy_generator(spec.test_seed, "test-split")
-    taken = stratified(table.labels[open_rows], spec.test_fraction, rng, patients)
+    taken = stratified(table.strata[open_rows], spec.test_fraction, rng, patients)
     split[open_rows] = np.where(taken, "test", "train")
     return split
 
@@ -157,7 +162,7 @@ def _by_name(column: NDArray[np.str_], rows: NDArray[np.int64]) -> dict[str, NDA
 
 
 def _drawn(table: Table, spec: DataSpec, name: str, train: NDArray[np.int64]) -> tuple[Client, ...]:
-    parts = spec.divide(table.labels[train], name)
+    parts = spec.divide(table.strata[train], name)
     empty = np.empty(0, np.int64)
     return tuple(Client(f"client_{i}", train[part], empty) for i, part in enumerate(parts, start=1))
 

@@ -45,6 +45,8 @@ class Federation:
     notes: tuple[str, ...] = ()  # what a reader should know of how it was made
     pixels: str = ""  # digest of all pixels, where they are on this machine
     spec: DataSpec | None = None  # what it was made from, where nothing was changed since
+    task: str = "classification"
+    groups: tuple[str, ...] = ()  # names of what draws keep in proportion; none: the classes
 
     def __getstate__(self) -> dict[str, Any]:
         return {one.name: getattr(self, one.name) for one in fields(self)} | {"clients": pack(self.clients)}
@@ -60,15 +62,17 @@ class Federation:
         *,
         classes: Sequence[str] | None = None,
         name: str = "arrays",
+        task: str = "classification",
     ) -> "Federation":
         """Clients by name, each (samples, labels); without a test set a fifth of all is drawn for one.
 
         Samples are uint8 pictures (N, H, W) or (N, H, W, C), which are normalised, or floats of any shape
-        (N, ...), which the model gets as they are. Labels are numbers from 0, or words.
+        (N, ...), which the model gets as they are. Labels are numbers from 0, or words; of the task
+        "regression" any numbers, of "survival" (N, 2) times and events.
         """
         from fedld.data.arrays import federation_from_arrays
 
-        return federation_from_arrays(clients, test, classes, name)
+        return federation_from_arrays(clients, test, classes, name, task)
 
     @classmethod
     def from_datasets(
@@ -96,9 +100,20 @@ class Federation:
         return (shape[-1], *shape[:-1]) if len(shape) == 3 else shape
 
     @property
-    def labels(self) -> NDArray[np.int64]:
-        """All labels, (N,), read-only."""
+    def labels(self) -> NDArray[Any]:
+        """All labels or other targets, (N, ...), read-only."""
         return _map(self.folder / "labels.npy")
+
+    @property
+    def strata(self) -> NDArray[np.int64]:
+        """The group of every sample that draws keep in proportion: its class, where it has one."""
+        column = read_column(self.folder, "group") if self.groups else None
+        return self.labels if column is None else column.astype(np.int64)
+
+    @property
+    def strata_names(self) -> tuple[str, ...]:
+        """Names of these groups."""
+        return self.groups or self.classes
 
     def label_counts(self, names: Iterable[str] | None = None) -> NDArray[np.int64]:
         """Training images by client and class, (clients, classes); of all clients, or of some by name.
@@ -107,8 +122,8 @@ class Federation:
         """
         chosen = self.clients if names is None else [self.client(name) for name in names]
         owner = np.repeat(np.arange(len(chosen)), [len(client.train) for client in chosen])
-        labels = self.labels[np.concatenate([np.empty(0, np.int64), *(client.train for client in chosen)])]
-        shape = len(chosen), len(self.classes)
+        labels = self.strata[np.concatenate([np.empty(0, np.int64), *(client.train for client in chosen)])]
+        shape = len(chosen), len(self.strata_names)
         counts = np.bincount(owner * shape[1] + labels, minlength=math.prod(shape)).reshape(shape)
         for row, client in enumerate(chosen):
             if client.elsewhere:
@@ -162,7 +177,7 @@ class Federation:
             rows = np.concatenate([client.train for client in self.clients])
             rng = numpy_generator(seed, purpose, "patients")
             drawn = np.zeros(len(self.labels), bool)
-            drawn[rows] = stratified(self.labels[rows], fraction, rng, patients[rows])
+            drawn[rows] = stratified(self.strata[rows], fraction, rng, patients[rows])
         for client in self.clients:
             if patients is not None:
                 taken = drawn[client.train]
@@ -172,7 +187,7 @@ class Federation:
                     )
             else:
                 rng = numpy_generator(seed, purpose, client.name)
-                taken = stratified(self.labels[client.train], fraction, rng)
+                taken = stratified(self.strata[client.train], fraction, rng)
                 if taken.all():
                     taken[0] = False
             yield taken
@@ -188,13 +203,14 @@ class Federation:
             "dataset": self.name,
             "partition": self.partition,
             "folder": str(self.folder),
-            "classes": list(self.classes),
+            "task": self.task,
+            "classes": list(self.strata_names),
             "image_shape": list(self.images.shape[1:]),
             "mean": list(self.mean),
             "std": list(self.std),
             "train": sum(client.size for client in self.clients),
             "test": len(self.test),
-            "test_labels": np.bincount(self.labels[self.test], minlength=len(self.classes)).tolist(),
+            "test_labels": np.bincount(self.strata[self.test], minlength=len(self.strata_names)).tolist(),
             "skipped": list(self.skipped),
             "notes": list(self.notes),
             "fingerprint": self.fingerprint(),
@@ -214,12 +230,13 @@ class Federation:
         """Digest of all that decides a result: pixels, labels, who trains on which image, who is tested."""
         facts = (self.classes, self.pixels, self.mean, self.std, [client.name for client in self.clients])
         digest, labels = sha256(repr(facts).encode()), self.labels
+        kind = np.int64 if labels.dtype.kind in "iu" else np.float64
         parts = [rows for client in self.clients for rows in (client.train, client.test)]
         parts += [client.validation for client in self.clients if len(client.validation)]
         for rows in (self.test, *parts):
             digest.update(repr(len(rows)).encode())
             digest.update(np.ascontiguousarray(rows, np.int64).data)
-            digest.update(np.ascontiguousarray(labels[rows], np.int64).data)
+            digest.update(np.ascontiguousarray(labels[rows], kind).data)
         for client in self.clients:
             if client.elsewhere:
                 digest.update(repr((*client.elsewhere, client.untold)).encode())

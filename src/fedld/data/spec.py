@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedld.data.partition import Indices, own_partition, partition, repair
+from fedld.data.targets import check_task
 from fedld.errors import FedLDError
 
 
@@ -17,7 +18,8 @@ from fedld.errors import FedLDError
 class DataSpec:
     """One federation, written down.
 
-    dataset: fundus-sim, digits, npz:PATH, folder:PATH, retina or covid-fl (these two with `data_root`).
+    dataset: fundus-sim, digits, npz:PATH, folder:PATH, csv:FILE, retina or covid-fl (these two with
+        `data_root`).
     partition: auto (the clients the dataset names, else dirichlet), iid, dirichlet, dirichlet-sslfl,
         quantity, classes, site, or column:NAME; or a function from labels to one array of places per client.
     split: a published client list (Retina 1, 2 or 3; `npz:` with sslfl_split columns).
@@ -25,6 +27,7 @@ class DataSpec:
     seed, test_seed: of the partition; of the test set, where the dataset has no split of its own.
     bits: that the grey values of 16-bit files really use, where they do not say.
     patient: `folder:` only, a pattern whose group is the patient in a file's name: `^([^_]+)_`.
+    task, target_column, site_column, split_column, drop: `csv:` only (see `fedld.data.sheet`).
     samples, feature_shift, shortcut: fundus-sim only (see `fedld.data.fundus`).
     """
 
@@ -43,11 +46,17 @@ class DataSpec:
     skip_bad: bool = False
     bits: int | None = None
     patient: str | None = None
+    task: str = "classification"
+    target_column: str | None = None
+    site_column: str | None = None
+    split_column: str | None = None
+    drop: str = ""
     samples: int = 2500
     feature_shift: float = 0.5
     shortcut: float = 0.5
 
     def __post_init__(self) -> None:
+        check_task(self.task)
         if not 0 < self.test_fraction < 1:
             raise FedLDError(f"test_fraction must lie between 0 and 1, not {self.test_fraction:g}.")
         if self.image_size is not None and not 8 <= self.image_size <= 4096:

@@ -10,7 +10,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -43,19 +43,56 @@ class Table:
     skipped: tuple[str, ...] = ()
     pixels: str = ""  # digest of all pixels
     notes: tuple[str, ...] = ()
+    task: str = "classification"
+    groups: tuple[str, ...] = ()  # names of the groups that draws keep in proportion; none: the classes
+    features: tuple[str, ...] = ()  # names of the columns of a table of numbers
+
+    @property
+    def strata(self) -> NDArray[np.int64]:
+        """The group of every row that draws keep in proportion: its class, where it has one."""
+        return self.columns["group"].astype(np.int64) if self.groups else self.labels
 
     def hashes(self) -> NDArray[np.void]:
         """A digest of every image: equal images have equal ones."""
         array: NDArray[np.void] = np.load(self.folder / "hashes.npy", allow_pickle=False).view("V32")[:, 0]
         return array
 
-    def statistics(self, rows: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation per channel of pixel / 255 over `rows`, or those the dataset gives."""
+    def statistics(self, clients: Sequence[NDArray[np.int64]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation over the rows of all clients, or those the dataset gives.
+
+        Of pictures they are per channel, of pixel / 255; of a table of numbers per column.
+        """
         if self.mean is not None and self.std is not None:
             return self.mean, self.std
+        if self.features:
+            images = np.load(self.folder / "images.npy", mmap_mode="r", allow_pickle=False)
+            return column_statistics([images[rows] for rows in clients], self.features)
+        rows = np.concatenate(clients)
         moments = np.load(self.folder / "moments.npy", allow_pickle=False)
         height, width = np.load(self.folder / "images.npy", mmap_mode="r", allow_pickle=False).shape[1:3]
         return mean_and_std(moments[rows].sum(axis=0), len(rows) * height * width)
+
+
+def column_statistics(
+    clients: Sequence[NDArray[np.float32]], names: Sequence[str]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation per column from sums over clients; missing values are in no sum.
+
+    Columns of zeros and ones that say what is missing stay as they are.
+    """
+    count, first, second = (np.zeros(len(names)) for _ in range(3))
+    for values in clients:
+        known = np.isfinite(values)
+        wide = np.where(known, values, 0.0).astype(np.float64)
+        count += known.sum(0)
+        first += wide.sum(0)
+        second += np.square(wide).sum(0)
+    mean = first / np.maximum(count, 1)
+    std = np.sqrt(np.maximum(second / np.maximum(count, 1) - mean**2, 0.0))
+    std[std < 1e-6] = 1.0  # a constant column
+    said = np.array([name.endswith(" missing") for name in names])
+    mean[said], std[said] = 0.0, 1.0
+    return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def mean_and_std(sums: NDArray[np.int64], pixels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -109,8 +146,8 @@ def _sweep(root: Path) -> None:
 
 def write_table(
     folder: Path,
-    images: NDArray[np.uint8],
-    labels: NDArray[np.int64],
+    images: NDArray[Any],
+    labels: NDArray[Any],
     classes: tuple[str, ...],
     *,
     split: Text,
@@ -123,7 +160,7 @@ def write_table(
     else:
         np.save(folder / "images.npy", images)
     np.save(folder / "labels.npy", labels)
-    if "mean" not in facts:
+    if "mean" not in facts and "features" not in facts:
         np.save(folder / "moments.npy", _moments(images))
     np.save(folder / "split.npy", split)
     names = sorted(columns or {})

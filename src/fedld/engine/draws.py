@@ -53,7 +53,7 @@ class Draws:
         # Another share is another draw: of two parts at a site the larger must not contain the smaller.
         generator = numpy_generator(self.seed, "sits out", round_, client, repr(share))
         patients = None if self._patients is None else self._patients[train]
-        out = held_out(self.setup.federation.labels[train], share, generator, patients)
+        out = held_out(self.setup.federation.strata[train], share, generator, patients)
         return out if self.enough(int(out.sum()), int((~out).sum())) else nobody
 
     def enough(self, out: int, left: int) -> bool:

@@ -40,7 +40,8 @@ def finish(exchange: Exchange, provenance: Callable[[], dict[str, str]], seconds
         write_atomically(path / "model.safetensors", model_file(setup, state.server.weights, origin))
         seal_best(path, origin)
         write_atomically(path / "predictions.csv", picture_predictions(setup, logits).encode())
-        write_atomically(path / "predictions.json", dump(predictions(setup, logits)).encode())
+        if setup.task.name == "classification":
+            write_atomically(path / "predictions.json", dump(predictions(setup, logits)).encode())
     measures = {measure.name: measure for measure in (*setup.task.measures, *setup.metrics.values())}
     summary: Summary = {
         **summarise(read_lines(path, ROUNDS), measures),

@@ -29,7 +29,7 @@ from fedld.engine.jobs import (
     TrainJob,
 )
 from fedld.records.schema import CrossLine, CrossMatrix, Evaluation, Predictions, Terms
-from fedld.records.table import predictions_table
+from fedld.records.table import columns_table
 from fedld.tasks import Tally
 from fedld.tasks.base import defined, worst_client
 from fedld.tasks.measure import Scores, known
@@ -124,8 +124,9 @@ def picture_predictions(setup: Setup, logits: Tensor) -> str:
     columns = {"name": [str(name) for name in names], "site": [str(name) for name in owner[f.test]]}
     if patients is not None:
         columns["patient"] = [str(name) for name in patients[f.test]]
-    columns["label"] = [f.classes[k] for k in f.labels[f.test]]
-    return predictions_table(f.classes, torch.softmax(logits.double(), 1).numpy(), columns)
+    task = setup.task
+    columns |= task.targets(f.labels[f.test], f.classes) | task.predicted(logits, f.classes)
+    return columns_table(columns)
 
 
 def test_labels(setup: Setup) -> Tensor:

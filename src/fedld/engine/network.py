@@ -17,6 +17,8 @@ from fedld.methods import Method
 from fedld.models import MODELS, Model, Trunk, batchnorm_names, build, cut, load_weights, own_network
 from fedld.models.files import model_bytes
 from fedld.models.standardise import standardise_head
+from fedld.models.vector import NAME as VECTOR
+from fedld.models.vector import build_vector
 
 IMAGENET: tuple[tuple[float, ...], ...] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation, per channel, that public ImageNet weights were trained with."""
@@ -31,8 +33,15 @@ def whole_network(experiment: Experiment, federation: Federation) -> nn.Module:
         model = own_network(own, classes=classes, input_shape=shape, seed=seed)
         if experiment.weights is not None:
             load_weights(model, experiment.weights)
+    elif experiment.model == VECTOR:
+        model = build_vector(outputs=classes, input_shape=shape, seed=seed, head=experiment.head)
+        if experiment.weights is not None:
+            load_weights(model, experiment.weights)
     elif len(shape) != 3:
-        raise FedLDError(f"model '{experiment.model}' is for pictures, but a sample has shape {shape}")
+        raise FedLDError(
+            f"model '{experiment.model}' is for pictures, but a sample has shape {shape}: take --model "
+            "linear, with --head mlp:64 for a hidden layer"
+        )
     else:
         model = deepcopy(_built(experiment.model, classes, shape, seed, experiment.head, _file(experiment)))
     if experiment.train == "head" and isinstance(model, Model):

@@ -20,14 +20,14 @@ from fedld.engine.memory import check_memory
 from fedld.engine.network import divided, make_layout, normalised
 from fedld.engine.private import privacy_note, private_steps
 from fedld.errors import FedLDError, nearest
-from fedld.local.base import FunctionObjective
+from fedld.local.base import ContextObjective, FunctionObjective, TaskObjective
 from fedld.methods import Method, Server
 from fedld.methods.closed import ClosedForm
 from fedld.models import Model, Trunk
 from fedld.models.base import beyond_features
 from fedld.records.schema import FORMAT, RunFacts
 from fedld.seeds import numpy_generator
-from fedld.tasks.base import defined
+from fedld.tasks.base import Task, defined
 
 
 class Engine(Protocol):
@@ -109,6 +109,9 @@ def prepare(
     everybody = engine.federation(experiment)
     _check_client_rates(experiment, [client.name for client in everybody.clients])
     federation = normalised(experiment, method.federation(everybody))
+    targets = [federation.labels[client.train] for client in federation.clients]
+    parts = replace(parts, task=parts.task.fitted(targets))
+    method = for_task(experiment, method, parts.task)
     if experiment.validation is not None and not method.has_global:
         raise FedLDError(
             f"validation chooses among global models, and method '{experiment.method['name']}' has none"
@@ -168,6 +171,45 @@ def _done_early(setup: Setup) -> bool:
     return closed and experiment.rounds > 1 and len(sample(experiment, setup.sizes, 1)) == len(setup.sizes)
 
 
+CLASSES = {
+    "ccvr": "statistics of every class",
+    "feddisco": "every client's class counts",
+    "fedgh": "prototypes of every class",
+    "fedma": "class counts",
+    "gamf": "class counts",
+    "fedpac": "centroids of every class",
+    "fedrod": "a head that is balanced by class counts",
+    "fedsr": "a representation of every class",
+    "lda": "means of every class",
+    "newton": "probabilities of classes",
+    "ridge": "codes of classes",
+}
+"""Methods that need classes, and what of them."""
+
+
+def for_task(experiment: Experiment, method: Method, task: Task) -> Method:
+    """The method as it trains for a task: where samples have no classes, by the task's plain loss.
+
+    Raises:
+        FedLDError: the method or the objective needs classes.
+    """
+    if task.name == "classification":
+        return method
+    name = str(experiment.method["name"])
+    if name in CLASSES:
+        raise FedLDError(f"method '{name}' needs {CLASSES[name]}, and {task.name} has no classes")
+    if isinstance(method.objective, FunctionObjective):
+        return method
+    asked = experiment.objective or {}
+    if (
+        isinstance(method.objective, ContextObjective)
+        or asked.get("name", "cross-entropy") != "cross-entropy"
+    ):
+        which = asked.get("name") or type(method.objective).__name__
+        raise FedLDError(f"objective '{which}' of '{name}' needs classes, and {task.name} has none")
+    return replace(method, objective=TaskObjective(task))
+
+
 def facts_of(setup: Setup) -> RunFacts:
     """What a reader must know before it reads the records of a run."""
     measures = (*setup.task.measures, *setup.metrics.values())
@@ -177,15 +219,13 @@ def facts_of(setup: Setup) -> RunFacts:
 
 def check_functions(setup: Setup) -> None:
     """Try a user's metrics and objective on a few logits, before anything is written."""
-    classes = len(setup.federation.classes)
-    labels = torch.arange(2 * classes) % classes
-    logits = torch.zeros(len(labels), classes, requires_grad=True)
-    tally = setup.task.sample_tally(logits.detach() + torch.eye(classes).roll(1, 0).repeat(2, 1), labels)
+    outputs, targets = setup.task.batch(len(setup.federation.classes))
+    tally = setup.task.sample_tally(outputs, targets)
     for name, measure in setup.metrics.items():
         if defined(measure, tally) is None:
             raise FedLDError(f"metric '{name}' gives no finite number for finite logits of all classes")
     if isinstance(setup.method.objective, FunctionObjective):
-        setup.method.objective.check(logits, labels)
+        setup.method.objective.check(torch.zeros_like(outputs).requires_grad_(), targets)
 
 
 def check_sums(experiment: Experiment, method: Method) -> None:

@@ -4,7 +4,7 @@ from fedld.local.base import ContextObjective, Objective, as_objective
 from fedld.local.client import LocalClient, Reply, Training
 from fedld.local.context import Context
 from fedld.local.objectives import OBJECTIVES
-from fedld.local.samples import FeatureSamples, Samples
+from fedld.local.samples import FeatureSamples, RowSamples, Samples
 
 __all__ = [
     "OBJECTIVES",
@@ -14,6 +14,7 @@ __all__ = [
     "LocalClient",
     "Objective",
     "Reply",
+    "RowSamples",
     "Samples",
     "Training",
     "as_objective",

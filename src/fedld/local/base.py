@@ -16,6 +16,7 @@ from fedld.errors import FedLDError
 from fedld.local.context import Context
 from fedld.models import Model
 from fedld.registry import name_of
+from fedld.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,17 @@ class FunctionObjective(Objective):
         if isinstance(context.model, Model):
             _ = context.features  # asked for first, so that they and the logits come from one pass
         return self.function(context.logits, context.labels, context)
+
+
+@dataclass(frozen=True)
+class TaskObjective(Objective):
+    """The plain loss of a task: what clients minimise where a sample has no class."""
+
+    task: Task
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Mean loss of a batch."""
+        return self.task.objective(logits, labels)
 
 
 def as_objective(value: Any) -> Objective:

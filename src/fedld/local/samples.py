@@ -19,14 +19,14 @@ class Samples:
     def __init__(
         self,
         images: NDArray[np.uint8],
-        labels: NDArray[np.int64],
+        labels: NDArray[np.generic],
         positions: NDArray[np.int64],
         mean: tuple[float, ...],
         std: tuple[float, ...],
         device: str = "cpu",
     ) -> None:
         self._images, self._positions = images, positions
-        self.labels = torch.from_numpy(np.array(labels[positions], dtype=np.int64))
+        self.labels = _targets(labels[positions])
         self._mean = torch.tensor(mean, device=device).view(1, -1, 1, 1) * 255
         self._scale = 1 / (torch.tensor(std, device=device).view(1, -1, 1, 1) * 255)
         self._device = device
@@ -68,12 +68,12 @@ class FeatureSamples(Samples):
     def __init__(
         self,
         features: NDArray[np.float32],
-        labels: NDArray[np.int64],
+        labels: NDArray[np.generic],
         positions: NDArray[np.int64],
         device: str = "cpu",
     ) -> None:
         self._features, self._positions, self._device = features, positions, device
-        self.labels = torch.from_numpy(np.array(labels[positions], dtype=np.int64))
+        self.labels = _targets(labels[positions])
 
     def batch(self, which: Tensor | slice) -> Batch:
         """Features and labels of some samples."""
@@ -81,3 +81,31 @@ class FeatureSamples(Samples):
         features = torch.from_numpy(self._features[at]).to(self._device)
         maps = features.permute(0, 3, 1, 2) if features.ndim == 4 else features
         return maps, self.labels[which].to(self._device)
+
+
+class RowSamples(FeatureSamples):
+    """Rows of a table of numbers: standardised; a missing number becomes the mean, which is 0."""
+
+    def __init__(
+        self,
+        features: NDArray[np.float32],
+        labels: NDArray[np.generic],
+        positions: NDArray[np.int64],
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(features, labels, positions, device)
+        self._mean = torch.tensor(mean, device=device)
+        self._scale = 1 / torch.tensor(std, device=device)
+
+    def batch(self, which: Tensor | slice) -> Batch:
+        """Standardised features and targets of some samples."""
+        features, targets = super().batch(which)
+        return ((features - self._mean) * self._scale).nan_to_num(0.0), targets
+
+
+def _targets(values: NDArray[np.generic]) -> Tensor:
+    """Class numbers as int64, other targets as float32."""
+    kind = np.int64 if values.dtype.kind in "iub" else np.float32
+    return torch.from_numpy(np.array(values, dtype=kind))

@@ -75,6 +75,11 @@ class Run:
         """What run.json says of the records; None for records of format 1."""
         return cast(RunFacts | None, read_object(self.path / "run.json"))
 
+    @property
+    def task(self) -> str:
+        """What was learned."""
+        return str(self.facts.get("task")) if self.facts else "classification"
+
     @cached_property
     def measures(self) -> dict[str, Measure]:
         """The measures of the run by name, the one that decides first."""

@@ -29,6 +29,25 @@ def _bare(cell: str) -> str:
     return cell[1:] if cell[:1] == "'" and cell[1:].startswith(FORMULA) else cell
 
 
+def columns_table(columns: Mapping[str, Sequence[str]]) -> str:
+    """One row per sample: columns of text by name; the first of the predictions may be a formula as well."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(list(columns))
+    for row in zip(*columns.values(), strict=True):
+        writer.writerow([_cell(cell) for cell in row])
+    return text.getvalue()
+
+
+def _cell(cell: str) -> object:
+    """Numbers as they are, names guarded."""
+    try:
+        float(cell)
+    except ValueError:
+        return guarded(cell)
+    return cell
+
+
 def predictions_table(
     classes: Sequence[str], probabilities: NDArray[np.float64], columns: Mapping[str, Sequence[str]]
 ) -> str:

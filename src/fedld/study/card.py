@@ -122,6 +122,8 @@ class ModelCard:
         return markdown(rows)
 
     def _results(self) -> list[str]:
+        if self.run.task != "classification":
+            return self._measures()[1:] + self._by_site()
         if self.everybody is None:
             return ["There are no predictions of a global model: every client keeps its own."]
         head = [
@@ -139,6 +141,22 @@ class ModelCard:
             "." if patients is None else f"; pictures of one of the {patients} patients are not independent."
         )
         return [markdown([head, *rows]), "", how + unit, *self._measures(), *self._best()]
+
+    def _by_site(self) -> list[str]:
+        """The measures of the last round on every client's own test samples."""
+        lines = [line for line in self.run.rounds.lines if line.get("client_tests")]
+        if not lines:
+            return []
+        clients = lines[-1]["client_tests"]
+        shown = [one for one in self.run.measures.values() if any(one.name in s for s in clients.values())]
+        rows = [["test samples of", "samples", *(one.heading for one in shown)]]
+        for name, scores in clients.items():
+            values = [scores.get(one.name) for one in shown]
+            cells = [
+                "-" if v is None else one.format(one.scaled(v)) for one, v in zip(shown, values, strict=True)
+            ]
+            rows.append([clean(name), f"{scores.get('count', 0)}", *cells])
+        return ["", markdown(rows)]
 
     def _measures(self) -> list[str]:
         """All measures of the final model on the test pictures, the user's among them."""
@@ -242,7 +260,8 @@ def make_card(
     if specificity is None:
         specificity = float(run.config.get("specificity", 0.9))
     federation = read_object(path / "federation.json") or {}
-    table = read_predictions(path / "predictions.csv")
+    classified = run.task == "classification"
+    table = read_predictions(path / "predictions.csv") if classified else None
     if changed := run.change("predictions.csv"):
         raise FedLDError(f"'{path}': {changed}, so a card would show other results than the model's")
     everybody, sites = site_results(table, positive, specificity) if table else (None, {})

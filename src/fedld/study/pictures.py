@@ -37,7 +37,7 @@ def partition_text(federation: Federation, width: int = 48, *, colour: bool = Tr
             bar.append(_mark(k, colour) * length, style=COLOURS[k % len(COLOURS)])
         table.add_row(Text(client.name), str(int(row.sum())), bar)
     legend = Text("labels: ")
-    for k, name in enumerate(federation.classes):
+    for k, name in enumerate(federation.strata_names):
         legend.append(f"{_mark(k, colour)} {name}  ", style=COLOURS[k % len(COLOURS)])
     return Group(table, legend, *(Text(f"note: {note}") for note in federation.notes))
 
@@ -55,13 +55,13 @@ def partition_png(federation: Federation, path: Path) -> None:
         1, 2, figsize=(5 + 0.55 * SHOWN, height), width_ratios=(5, 0.55 * SHOWN), layout="constrained"
     )
     left = np.zeros(len(clients))
-    for k, name in enumerate(federation.classes):
+    for k, name in enumerate(federation.strata_names):
         bars.barh(range(len(clients)), counts[:, k], left=left, color=COLOURS[k % len(COLOURS)], label=name)
         left += counts[:, k]
     bars.set_yticks(range(len(clients)), [client.name for client in clients])
     bars.set(xlabel="training images", ylim=(len(clients) - 0.5, -0.5))
     bars.spines[["top", "right"]].set_visible(False)
-    bars.legend(title="label", frameon=False, ncols=min(len(federation.classes), 5), loc="lower left",
+    bars.legend(title="label", frameon=False, ncols=min(len(federation.strata_names), 5), loc="lower left",
                 bbox_to_anchor=(0, 1))  # fmt: skip
     images.imshow(_contact_sheet(federation, len(clients)), cmap="gray")
     images.set_anchor("SW")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fedld.tasks.classification import Classification
     from fedld.tasks.measure import Measure
     from fedld.tasks.metrics import METRICS, Metric, as_metric
+    from fedld.tasks.names import TASKS
     from fedld.tasks.tally import Tally
 
 PLACES = {
@@ -18,9 +19,10 @@ PLACES = {
     "fedld.tasks.classification": ("Classification",),
     "fedld.tasks.measure": ("Measure",),
     "fedld.tasks.metrics": ("METRICS", "Metric", "as_metric"),
+    "fedld.tasks.names": ("TASKS",),
     "fedld.tasks.tally": ("Tally",),
 }
-__all__ = ["METRICS", "Classification", "Measure", "Metric", "Tally", "Task", "as_metric"]
+__all__ = ["METRICS", "TASKS", "Classification", "Measure", "Metric", "Tally", "Task", "as_metric"]
 
 
 def __getattr__(name: str) -> Any:

@@ -34,12 +34,28 @@ class Task(ABC):
         """Give the further sums of a batch."""
 
     @abstractmethod
-    def strata(self, targets: NDArray[np.generic]) -> NDArray[np.int64]:
-        """Give the group of every sample that partitions and held-out draws keep in proportion."""
+    def objective(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Give the mean loss of a batch, to be minimised."""
 
     @abstractmethod
     def predicted(self, outputs: Tensor, names: Sequence[str]) -> dict[str, list[str]]:
         """Give the columns of a table of predictions, one row per sample."""
+
+    @abstractmethod
+    def targets(self, targets: NDArray[np.generic], names: Sequence[str]) -> dict[str, list[str]]:
+        """Give the columns that say what is true of every sample in a table of predictions."""
+
+    @abstractmethod
+    def batch(self, outputs: int) -> tuple[Tensor, Tensor]:
+        """Give a few outputs and targets to try a user's functions on."""
+
+    def strata(self, targets: NDArray[np.generic]) -> NDArray[np.int64]:
+        """Give the group of every sample whose size a site guards; one group where there are no classes."""
+        return np.zeros(len(targets), np.int64)
+
+    def fitted(self, clients: Sequence[NDArray[np.generic]]) -> "Task":
+        """Take what the task needs of all clients' training targets, from sums over them."""
+        return self
 
     def tally(self, outputs: Tensor, targets: Tensor) -> Tally:
         """Tally a batch."""

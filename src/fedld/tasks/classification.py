@@ -47,9 +47,22 @@ class Classification(Task):
         """Give the number of right answers; per-class counts of few samples would tell of single ones."""
         return {"correct": int(right(outputs, targets).sum())}
 
+    def objective(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Give the mean cross-entropy of a batch."""
+        return F.cross_entropy(outputs, targets)
+
     def strata(self, targets: NDArray[np.generic]) -> NDArray[np.int64]:
         """Give the classes."""
         return targets.astype(np.int64)
+
+    def targets(self, targets: NDArray[np.generic], names: Sequence[str]) -> dict[str, list[str]]:
+        """Give the names of the true classes."""
+        return {"label": [names[int(k)] for k in targets]}
+
+    def batch(self, outputs: int) -> tuple[Tensor, Tensor]:
+        """Give logits that are neither all equal nor all right, and labels of every class."""
+        labels = torch.arange(2 * outputs) % outputs
+        return torch.eye(outputs).roll(1, 0).repeat(2, 1), labels
 
     def predicted(self, outputs: Tensor, names: Sequence[str]) -> dict[str, list[str]]:
         """Give the predicted class and the probability of every class."""

@@ -161,6 +161,7 @@ def _group(key: str, comparison: Comparison, runs: list[Run]) -> Group:
         Section("quality", "Errors and calibration", [
             _part("Confusion matrix", needs_predictions, lambda: confusion_chart(runs)),
             _part("Calibration", needs_predictions, lambda: calibration_chart(runs, styles)),
+        ] if all(run.task == "classification" for run in runs) else [
         ]),
         Section("cost", "Communication and time", [
             cost_table(runs),

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedld.records.reader import Run, by_label, clean, longest_run
+from fedld.records.reader import Run, by_label, clean, longest_run, read_object
 from fedld.study.measures import client_scores, measures_of, training_scores
 from fedld.study.report.chart import Chart, DataCell, Floats, Look, settle, short
 from fedld.study.report.style import SECOND, SEQUENTIAL, SERIES, SURFACE, drawing, new_figure
@@ -45,6 +45,8 @@ def labels_chart(runs: Sequence[Run]) -> Chart | None:
 def class_names(run: Run, count: int) -> list[str]:
     """Names from the predictions, or numbers."""
     known = run.predictions.get("classes") if run.predictions else None
+    if known is None and run.task != "classification":
+        known = (read_object(run.path / "federation.json") or {}).get("classes")
     if isinstance(known, list) and len(known) == count:
         return [clean(name) for name in known]
     return [f"class {k}" for k in range(count)]

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from fedld import __version__
 from fedld.config.experiment import Experiment, make_experiment
-from fedld.config.resolve import make_data_spec, make_method
+from fedld.config.resolve import make_data_spec, make_method, make_task
 from fedld.data import Federation
 from fedld.data.datasets import open_table
 from fedld.engine import loop
@@ -91,6 +91,9 @@ class FlowerEngine:
         if type(make_method(experiment)).federation is not Method.federation:
             name = experiment.method["name"]
             raise FedLDError(f"method '{name}' pools the clients' images, which sites do not give away")
+        task = make_task(experiment).name
+        if task != "classification":
+            raise FedLDError(f"sites take part in classification, not yet in {task}: run it on one machine")
         table = open_table(make_data_spec(experiment))
         shape = Federation("", table.folder, (), (), table.labels, (), ()).images.shape[1:]
         question = Question(

@@ -1,0 +1,176 @@
+"""`csv:FILE`: a table of patients, one row each, with a target column.
+
+Numbers are features as they are, texts become one column per category. A column with missing cells gets a
+second one that says where they are; the cells themselves become the mean of all clients' training rows, which
+also standardises the features. Nothing of a file is executed.
+"""
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedld.data.pixels import Progress
+from fedld.data.spec import DataSpec
+from fedld.data.table import Table, cached, file_sha256, fingerprint, write_table
+from fedld.data.targets import make_targets
+from fedld.errors import FedLDError, nearest
+from fedld.paths import user_path
+
+CATEGORIES = 50
+"""Most different texts of a column that is used as a category."""
+LARGEST = 1 << 30  # bytes
+MISSING = ("", "na", "nan", "null", "none", "?")
+Columns = dict[str, list[str]]
+
+
+def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> Table:
+    """Read a CSV file into the cache, keyed by its content and by what its columns mean."""
+    file = user_path(spec.dataset.removeprefix("csv:"))
+    if not file.is_file():
+        raise FedLDError(f"There is no file {file}.")
+    if file.stat().st_size > LARGEST:
+        raise FedLDError(f"{file} has more than {LARGEST >> 20} MB.")
+    meaning = (spec.task, spec.target_column, spec.site_column, spec.split_column, spec.drop)
+    key = fingerprint("csv", file_sha256(file), meaning)
+    return cached(root, "csv", key, lambda folder: _build(folder, file, spec))
+
+
+def _build(folder: Path, file: Path, spec: DataSpec) -> None:
+    columns = read_columns(file)
+    if not spec.target_column:
+        raise FedLDError(f"name the target column of {file}: --target-column NAME, of survival TIME,EVENT")
+    targets = [name.strip() for name in spec.target_column.split(",")]
+    dropped = [name.strip() for name in spec.drop.split(",") if name.strip()]
+    roles = [*targets, *filter(None, (spec.site_column, spec.split_column)), *dropped]
+    for name in roles:
+        if name not in columns:
+            raise FedLDError(f"{file} has no column '{name}': {nearest(name, list(columns))}")
+    count = len(next(iter(columns.values())))
+    texts: dict[str, NDArray[np.str_]] = {}
+    if spec.site_column:
+        texts["site"] = _sites(columns[spec.site_column], spec.site_column, file)
+    if "patient" in columns and "patient" not in roles:
+        texts["patient"] = np.array(columns["patient"])
+        roles.append("patient")
+    split = np.full(count, "draw")
+    if spec.split_column:
+        split = _split(columns[spec.split_column], spec.split_column, file)
+    names, features = make_features(
+        {name: cells for name, cells in columns.items() if name not in roles}, file
+    )
+    labels: NDArray[Any]
+    facts: dict[str, Any] = {"partition": "site" if "site" in texts else "dirichlet", "features": names}
+    if spec.task == "classification":
+        labels, classes = _classes(columns[targets[0]], targets[0], file)
+    else:
+        wanted = 2 if spec.task == "survival" else 1
+        if len(targets) != wanted:
+            raise FedLDError(f"{spec.task} has {wanted} target column(s), not '{spec.target_column}'")
+        values = np.stack([_numbers(columns[name], name, file) for name in targets], 1)
+        made = make_targets(spec.task, values if wanted == 2 else values[:, 0], str(file), targets[0])
+        labels, classes = made.values, made.outputs
+        texts["group"] = made.groups.astype(np.str_)
+        facts |= {"task": spec.task, "groups": made.names}
+    write_table(folder, features, labels, classes, split=split, columns=texts, **facts)
+
+
+def read_columns(file: Path) -> Columns:
+    """Read a CSV file as columns of text.
+
+    Raises:
+        FedLDError: no table: no rows, a name twice, a row of another length.
+    """
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as stream:
+            head, *rows = list(csv.reader(stream)) or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FedLDError(f"{file} is no readable CSV file: {error}") from None
+    if not head or not rows:
+        raise FedLDError(f"{file} has no rows under a head.")
+    for name in head:
+        if head.count(name) > 1:
+            raise FedLDError(f"{file} has two columns '{name}'.")
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(head):
+            raise FedLDError(f"{file}, line {number}: {len(row)} cells under {len(head)} columns")
+    return {name: [row[k].strip() for row in rows] for k, name in enumerate(head)}
+
+
+def make_features(columns: Columns, file: Path) -> tuple[tuple[str, ...], NDArray[np.float32]]:
+    """Turn columns of text into features (N, F) and their names; missing numbers are nan.
+
+    >>> make_features({"age": ["60", ""], "sex": ["m", "f"]}, Path("a.csv"))[0]
+    ('age', 'age missing', 'sex = f', 'sex = m')
+    """
+    names: list[str] = []
+    made: list[NDArray[np.float64]] = []
+    for name, cells in columns.items():
+        missing = np.array([cell.lower() in MISSING for cell in cells])
+        numbers = [_number(cell) for cell in cells]
+        if all(number is not None for number, gone in zip(numbers, missing, strict=True) if not gone):
+            values = np.array([math.nan if number is None else number for number in numbers])
+            names.append(name)
+            made.append(values)
+            if missing.any():
+                names.append(f"{name} missing")
+                made.append(missing.astype(np.float64))
+            continue
+        levels = sorted({cell for cell, gone in zip(cells, missing, strict=True) if not gone})
+        if len(levels) > CATEGORIES:
+            row = next(k for k, number in enumerate(numbers) if number is None and not missing[k])
+            raise FedLDError(
+                f"{file}, line {row + 2}, column '{name}': '{cells[row][:40]}' is no number, and "
+                f"{len(levels)} different texts are no category: leave it out (--set data.drop={name})"
+            )
+        for level in levels:
+            names.append(f"{name} = {level}")
+            made.append(np.array([float(cell == level) for cell in cells]))
+    if not made:
+        raise FedLDError(f"{file} has no column left to learn from.")
+    return tuple(names), np.stack(made, 1).astype(np.float32)
+
+
+def _number(cell: str) -> float | None:
+    try:
+        value = float(cell)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _numbers(cells: list[str], name: str, file: Path) -> NDArray[np.float64]:
+    for row, cell in enumerate(cells):
+        if _number(cell) is None:
+            said = "is empty" if cell.lower() in MISSING else f"has '{cell[:40]}'"
+            raise FedLDError(f"{file}, line {row + 2}: the target '{name}' {said}, and a number is needed")
+    return np.array([float(cell) for cell in cells])
+
+
+def _classes(cells: list[str], name: str, file: Path) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    for row, cell in enumerate(cells):
+        if cell.lower() in MISSING:
+            raise FedLDError(f"{file}, line {row + 2}: the target '{name}' is empty")
+    levels = sorted(set(cells), key=lambda cell: (_number(cell) is None, _number(cell) or 0.0, cell))
+    if len(levels) > CATEGORIES:
+        raise FedLDError(f"{file}: the target '{name}' has {len(levels)} classes; is it a --task regression?")
+    return np.array([levels.index(cell) for cell in cells], np.int64), tuple(levels)
+
+
+def _sites(cells: list[str], name: str, file: Path) -> NDArray[np.str_]:
+    for row, cell in enumerate(cells):
+        if not cell:
+            raise FedLDError(f"{file}, line {row + 2}: the site column '{name}' is empty")
+    return np.array(cells)
+
+
+def _split(cells: list[str], name: str, file: Path) -> NDArray[np.str_]:
+    for row, cell in enumerate(cells):
+        if cell not in ("train", "test", ""):
+            raise FedLDError(
+                f"{file}, line {row + 2}: '{name}' is 'train', 'test' or empty, not '{cell[:40]}'"
+            )
+    return np.array(cells)

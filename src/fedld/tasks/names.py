@@ -1,0 +1,8 @@
+"""All tasks by name."""
+
+from fedld.tasks.base import Task
+from fedld.tasks.classification import Classification
+from fedld.tasks.regression import Regression
+from fedld.tasks.survival import Survival
+
+TASKS: dict[str, Task] = {task.name: task for task in (Classification(), Regression(), Survival())}

@@ -1,0 +1,263 @@
+"""Tables, regression and survival: the data they take, their losses and measures, and whole runs."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize
+
+import fedld
+from fedld.data.sheet import make_features, read_columns
+from fedld.errors import FedLDError
+from fedld.study.card import make_card
+from fedld.tasks.regression import Regression
+from fedld.tasks.survival import Survival, concordance, partial_likelihood
+from fedld.tasks.tally import merged
+
+SITES = ("delhi", "oslo", "lima")
+
+
+def write(path, rows, head):
+    path.write_text("\n".join(",".join(map(str, row)) for row in [head, *rows]) + "\n")
+    return f"csv:{path}"
+
+
+@pytest.fixture
+def table(tmp_path):
+    """120 patients of three sites: a number with missing cells, a category, and every kind of target."""
+    rng = np.random.default_rng(0)
+    age, dose = rng.normal(60, 10, 120), rng.normal(size=120)
+    risk = 0.05 * (age - 60) + dose
+    rows = []
+    for k in range(120):
+        cell = "" if k % 10 == 0 else f"{dose[k]:.4f}"
+        time = rng.exponential(np.exp(-risk[k])) + 0.01
+        sick = int(risk[k] + 0.3 * rng.normal() > 0)
+        value, split = 20 + 3 * risk[k] + 0.2 * rng.normal(), "test" if k % 5 == 0 else "train"
+        person = [f"p{k}", SITES[k % 3], f"{age[k]:.2f}", cell, "mf"[k % 2]]
+        rows.append([*person, f"{time:.5f}", int(k % 4 > 0), sick, f"{value:.4f}", split])
+    head = ["patient", "site", "age", "dose", "sex", "time", "event", "sick", "value", "split"]
+    return write(tmp_path / "patients.csv", rows, head)
+
+
+DROP = {
+    "classification": ("sick", "time,event,value"),
+    "regression": ("value", "time,event,sick"),
+    "survival": ("time,event", "sick,value"),
+}
+
+
+def settings(table, task, **changes):
+    target, drop = DROP[task]
+    return {
+        "dataset": table,
+        "task": task,
+        "target_column": target,
+        "site_column": "site",
+        "split_column": "split",
+        "data": {"drop": drop},
+        "model": "linear",
+        "lr": 0.1,
+        "rounds": 6,
+        "workers": 0,
+        "min_size": 5,
+    } | changes
+
+
+def run(table, task, out, method="fedavg", **changes):
+    given = settings(table, task, **changes)
+    return fedld.run(method, given.pop("dataset"), out=out, **given)
+
+
+@pytest.mark.parametrize("task", DROP)
+def test_a_table_is_learned_and_its_loss_adds_up(table, task, tmp_path):
+    result = run(table, task, tmp_path / "run", decompose=1, rounds=25, lr=0.3)
+    first, last = result.rounds[0], result.rounds[-1]
+    assert all(abs(line["identity_error"]) < 1e-9 for line in result.rounds)
+    assert last["test"]["loss"] < first["test"]["loss"]
+    least = {"classification": ("accuracy", 0.8), "regression": ("r2", 0.8), "survival": ("concordance", 0.7)}
+    name, value = least[task]
+    assert last["test"][name] > value
+    assert set(last["client_tests"]) == set(SITES)
+    head = (tmp_path / "run/predictions.csv").read_text().splitlines()
+    assert len(head) == 25
+    assert json.loads((tmp_path / "run/run.json").read_text())["task"] == task
+    assert "delhi" in make_card(tmp_path / "run").to_markdown()
+    assert result.report(tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("task", ["regression", "survival"])
+def test_methods_rules_and_personal_models_work_with_every_task(table, task, tmp_path):
+    given = settings(table, task, rounds=2, decompose=2)
+    study = fedld.compare(
+        ["fedavg", "scaffold", "fedld-drift", "ditto", "local"],
+        given.pop("dataset"),
+        seeds=[0],
+        jobs=0,
+        out=tmp_path / "study",
+        validation=None,
+        **given,
+    )
+    first = {"regression": "RMSE", "survival": "concordance index"}[task]
+    assert study.table[0][1].startswith(first)
+    assert len(study.table) == 6
+    for rule in ("measured", "median"):
+        last = run(table, task, tmp_path / rule, rule=rule, rounds=2, validation=0.2).rounds[-1]
+        assert last["validation"]["count"] > 0
+
+
+def test_a_method_or_objective_that_needs_classes_says_so_before_the_run(table, tmp_path):
+    with pytest.raises(FedLDError, match="method 'ccvr' needs statistics of every class, and regression"):
+        run(table, "regression", tmp_path / "run", method="ccvr")
+    with pytest.raises(FedLDError, match="objective 'marg-log' of 'fedavg' needs classes"):
+        run(table, "survival", tmp_path / "run", objective="marg-log")
+    with pytest.raises(FedLDError, match="task 'regression' does not fit 'digits'"):
+        fedld.run("fedavg", "digits", task="regression", out=tmp_path / "run")
+    with pytest.raises(FedLDError, match="unknown task 'regresion': did you mean 'regression'"):
+        fedld.run("fedavg", "digits", task="regresion", out=tmp_path / "run")
+    with pytest.raises(FedLDError, match="take --model linear"):
+        run(table, "survival", tmp_path / "run", model="cnn")
+    assert not (tmp_path / "run").exists()
+
+
+def test_own_arrays_may_have_any_task(tmp_path):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(60, 3)).astype(np.float32)
+    y = 5 + x @ np.array([1.0, -2.0, 0.5])
+    data = fedld.Federation.from_arrays({"a": (x[:30], y[:30]), "b": (x[30:], y[30:])}, task="regression")
+    result = fedld.run("fedavg", data, model="linear", rounds=15, lr=0.1, workers=0, out=tmp_path / "run")
+    assert result.rounds[-1]["test"]["r2"] > 0.9
+    with pytest.raises(FedLDError, match=r"survival needs \(time, event\)|labels of shape"):
+        fedld.Federation.from_arrays({"a": (x, y)}, task="survival")
+
+
+def test_missing_numbers_become_the_mean_of_all_clients_and_are_marked(table):
+    spec = {
+        key: value for key, value in settings(table, "regression").items() if key in ("task", "target_column")
+    }
+    federation = fedld.data(
+        table, site_column="site", split_column="split", drop="time,event,sick", min_size=5, **spec
+    )
+    rows = np.concatenate([client.train for client in federation.clients])
+    dose = federation.images[rows, 1].astype(np.float64)
+    assert np.isnan(federation.images[:, 1]).sum() == 12
+    assert federation.mean[1] == pytest.approx(np.nanmean(dose), abs=1e-6)
+    assert federation.std[1] == pytest.approx(np.nanstd(dose), abs=1e-6)
+    assert (federation.mean[2], federation.std[2]) == (0.0, 1.0)  # where the cells are missing
+    assert set(federation.images[:, 2]) == {0.0, 1.0}
+
+
+def test_regression_measures_are_those_of_the_targets_own_unit():
+    rng = np.random.default_rng(0)
+    targets = rng.normal(50, 7, 40)
+    task = Regression().fitted([targets[:10], targets[10:]])
+    assert (task.mean, task.deviation) == pytest.approx((targets.mean(), targets.std()))
+    outputs, y = torch.randn(40, 1, generator=torch.Generator().manual_seed(0)), torch.from_numpy(targets)
+    parts = merged([task.tally(outputs[:25], y[:25]), task.tally(outputs[25:], y[25:])])
+    scores = task.scores(parts)
+    guess = outputs[:, 0].double().numpy() * targets.std() + targets.mean()
+    assert scores["rmse"] == pytest.approx(np.sqrt(np.mean((guess - targets) ** 2)))
+    assert scores["mae"] == pytest.approx(np.abs(guess - targets).mean())
+    assert scores["r2"] == pytest.approx(
+        1 - np.sum((guess - targets) ** 2) / np.sum((targets - targets.mean()) ** 2)
+    )
+
+
+def test_coxs_loss_and_the_concordance_index_by_their_definitions():
+    rng = np.random.default_rng(2)
+    times = rng.integers(1, 12, 30).astype(float)  # many ties
+    events = rng.integers(0, 2, 30).astype(float)
+    risk = np.round(rng.normal(size=30), 1)
+    targets = torch.from_numpy(np.stack([times, events], 1))
+    got = partial_likelihood(torch.from_numpy(risk), targets).numpy()
+    for i in range(30):
+        wanted = np.log(np.exp(risk[times >= times[i]]).sum()) - risk[i] if events[i] else 0.0
+        assert got[i] == pytest.approx(wanted, abs=1e-12)
+    concordant = comparable = 0.0
+    for i in range(30):
+        for j in range(30):
+            if events[i] and (times[i] < times[j] or (times[i] == times[j] and not events[j])):
+                comparable += 1
+                concordant += (risk[i] > risk[j]) + 0.5 * (risk[i] == risk[j])
+    assert concordance(risk, targets.numpy()) == (concordant, comparable)
+
+
+def test_federated_cox_regression_reaches_the_stratified_optimum(tmp_path):
+    """Full batches, one step a round: gradient descent on the sum of the clients' partial likelihoods."""
+    rng = np.random.default_rng(3)
+    clients = {}
+    for name in ("a", "b"):
+        x = rng.normal(size=(50, 2)).astype(np.float32)
+        times = rng.exponential(np.exp(-x @ np.array([0.8, -0.5])))
+        clients[name] = (x, np.stack([times, rng.integers(0, 4, 50) > 0], 1).astype(np.float64))
+    data = fedld.Federation.from_arrays(clients, clients["a"], task="survival")
+    result = fedld.run(
+        "fedavg", data, model="linear", rounds=150, lr=0.5, momentum=0.0, batch_size=50, workers=0,
+        eval_every=150, out=tmp_path / "run",
+    )  # fmt: skip
+
+    def loss(beta):
+        parts = [
+            partial_likelihood(torch.from_numpy(x @ beta), torch.from_numpy(y)) for x, y in clients.values()
+        ]
+        return float(torch.cat(parts).mean())
+
+    best = optimize.minimize(loss, np.zeros(2), method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-12})
+    weights = dict(result.model.named_parameters())["classifier.0.weight"].detach().numpy()[0]
+    assert weights == pytest.approx(best.x, abs=1e-3)
+
+
+def test_survival_without_comparable_pairs_has_no_concordance():
+    task = Survival()
+    tally = task.tally(torch.zeros(2, 1), torch.tensor([[1.0, 0.0], [2.0, 0.0]]))
+    assert task.scores(tally) == {"count": 2, "concordance": None, "loss": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"target_column": None}, "name the target column"),
+        ({"target_column": "valeu"}, "no column 'valeu': did you mean 'value'"),
+        ({"target_column": "sex"}, "line 2: the target 'sex' has 'm', and a number is needed"),
+        ({"target_column": "dose"}, "line 2: the target 'dose' is empty, and a number is needed"),
+        ({"site_column": "hospital"}, "no column 'hospital'"),
+        ({"split_column": "sex"}, "line 2: 'sex' is 'train', 'test' or empty, not 'm'"),
+    ],
+)
+def test_bad_tables_are_one_sentence(table, change, words, tmp_path):
+    with pytest.raises(FedLDError, match=words):
+        run(table, "regression", tmp_path / "run", **change)
+    assert not (tmp_path / "run").exists()
+
+
+def test_files_that_are_no_tables(tmp_path):
+    for text, words in (
+        ("a,b\n1,2\n3\n", "line 3: 1 cells under 2 columns"),
+        ("a,a\n1,2\n", "two columns 'a'"),
+        ("a,b\n", "no rows"),
+        ("", "no rows"),
+    ):
+        (tmp_path / "x.csv").write_text(text)
+        with pytest.raises(FedLDError, match=words):
+            read_columns(tmp_path / "x.csv")
+    (tmp_path / "x.csv").write_bytes(b"a,b\n\xff,1\n")
+    with pytest.raises(FedLDError, match="no readable CSV"):
+        read_columns(tmp_path / "x.csv")
+    many = {"note": [f"text {k}" for k in range(60)]}
+    with pytest.raises(FedLDError, match="line 2, column 'note': 'text 0' is no number, and 60 different"):
+        make_features(many, tmp_path / "x.csv")
+    with pytest.raises(FedLDError, match="row 2: an event is 0 or 1, not 3"):
+        fedld.Federation.from_arrays({"a": (np.zeros((2, 1)), np.array([[1.0, 1], [2, 3]]))}, task="survival")
+
+
+def test_the_example_runs():
+    import importlib.util
+    from pathlib import Path
+
+    file = Path(__file__).parents[2] / "examples/tasks.py"
+    spec = importlib.util.spec_from_file_location("tasks_example", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    results = module.main(rounds=2)
+    assert [next(iter(one.rounds[-1]["test"])) for one in results.values()] == ["count"] * 3
