@@ -8,7 +8,12 @@ from fedld.layout import FlatModel, Layout
 from fedld.models import NAMES, PlainCNN, batchnorm_names, build, head_names
 
 # Parameter counts of torchvision's models (1000 classes, 3 channels), as its documentation states them.
-PUBLISHED = {"resnet18": 11_689_512, "resnet50": 25_557_032, "mobilenet_v2": 3_504_872}
+PUBLISHED = {
+    "resnet18": 11_689_512,
+    "resnet50": 25_557_032,
+    "mobilenet_v2": 3_504_872,
+    "efficientnet_lite0": 4_652_008,
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -171,3 +176,18 @@ def test_standardised_convolutions_ignore_scale_and_shift_of_a_filter():
     filters = (w - w.mean((1, 2, 3), keepdim=True)) / w.std((1, 2, 3), keepdim=True)
     expected = torch.nn.functional.conv2d(images, filters, padding=1)
     torch.testing.assert_close(model.conv1(images), expected)
+
+
+def test_efficientnet_lite0_has_the_public_names_and_pads_as_its_weights_were_trained():
+    net = build("efficientnet_lite0", classes=2, image_size=32, seed=0)
+    state = net.state_dict()
+    assert state["_blocks.15._project_conv.weight"].shape == (320, 1152, 1, 1)
+    assert state["_blocks.3._depthwise_conv.weight"].shape == (144, 1, 5, 5)
+    assert "_blocks.0._expand_conv.weight" not in state
+    assert {"_conv_stem.weight", "_bn0.weight", "_conv_head.weight", "_bn1.bias", "_fc.weight"} <= set(state)
+    conv = net.get_submodule("_conv_stem")
+    torch.nn.init.zeros_(conv.weight)
+    conv.weight.data[:, :, 2, 2] = 1.0
+    image = torch.arange(16.0).view(1, 1, 4, 4).repeat(1, 3, 1, 1)
+    padded = torch.nn.functional.pad(image, (0, 1, 0, 1))
+    assert torch.equal(conv(image)[0, 0], 3 * padded[0, 0, 2::2, 2::2])

@@ -86,7 +86,8 @@ class Experiment(BaseModel):
     model: str = setting(
         "model",
         "cnn",
-        "cnn, vgg9, resnet8, resnet8-gn, resnet8-gnws, resnet18, resnet50, mobilenet_v2, linear",
+        "cnn, vgg9, resnet8, resnet8-gn, resnet8-gnws, resnet18, resnet50, mobilenet_v2, "
+        "efficientnet_lite0, linear",
         travels=True,
         compared=True,
     )

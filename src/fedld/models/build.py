@@ -7,6 +7,7 @@ from torch import nn
 
 from fedld.errors import FedLDError, nearest
 from fedld.models.base import Model, Norm, norm_layer
+from fedld.models.efficientnet import EfficientNetLite0
 from fedld.models.mobilenet import MobileNetV2
 from fedld.models.plain import CNN, VGG9, PlainCNN
 from fedld.models.resnet import BasicBlock, Bottleneck, ResNet
@@ -25,6 +26,7 @@ _NORMALISED: dict[str, Callable[..., Model]] = {
     "resnet18": lambda **shape: ResNet(BasicBlock, (2, 2, 2, 2), width=64, small_stem=False, **shape),
     "resnet50": lambda **shape: ResNet(Bottleneck, (3, 4, 6, 3), width=64, small_stem=False, **shape),
     "mobilenet_v2": MobileNetV2,
+    "efficientnet_lite0": EfficientNetLite0,
 }
 GROUP_NORM, STANDARDISED = "-gn", "-gnws"  # GroupNorm, with weight standardisation
 NAMES = (*_PLAIN, *_NORMALISED, f"resnet8{GROUP_NORM}", f"resnet8{STANDARDISED}")
