@@ -21,7 +21,7 @@ from fedld.paths import user_path
 from fedld.results import Result, Study
 from fedld.study.auto import AutoResult
 from fedld.study.auto import auto as search
-from fedld.study.compare import plan, run_study
+from fedld.study.compare import check_own_tables, plan, run_study
 from fedld.study.grid import Cell, run_cell
 from fedld.study.progress import RunBars, console
 from fedld.tasks import Metric
@@ -96,6 +96,7 @@ def compare(
         raise FedLDError(f"jobs is a number of runs at a time, not {jobs!r:.80}")
     parts = {"model": model, "objective": objective, "rule": rule, "metrics": metrics}
     asked = _settings(federation, parts, settings)
+    check_own_tables(settings, [*(methods.values() if isinstance(methods, Mapping) else methods)])
     study = plan(
         asked,
         methods,

@@ -1,13 +1,18 @@
 """What people mistype and enemies type: one sentence on standard error, exit code 2, nothing written."""
 
 import io
+import json
 import os
+import sys
 import zipfile
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+import fedld
+from fedld.cli import app, start
 from fedld.data import DataSpec, load
 from fedld.errors import FedLDError
 from fedld.models import build, load_weights
@@ -153,3 +158,38 @@ def test_bad_arrays_are_named(refuse, tmp_path, changes, sentence):
     message = refuse("run", "--dataset", f"npz:{tmp_path}/bad.npz", "--out", "run")
     assert sentence in message
     assert "bad.npz" in message
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["run", "--learning-rate", "0.1"], "there is no option '--learning-rate': did you mean '--lr'?"),
+        (["run", "--optimizer", "adam"], "did you mean '--optimiser'?"),
+        (["run", "--set", "learning_rate=0.1"], "unknown setting 'learning_rate': did you mean 'lr'?"),
+        (["run", "--set", "mu=0.1"], "'mu': it is an option of fedprox"),
+        (["run", "--method", "fedprox", "--set", "mu=0.1"], "unknown setting 'mu': write 'method.mu'"),
+        (["compare", "--set", "mu=0.1"], "write 'method.mu' in a run, 'fedprox.mu' in a comparison"),
+        (
+            ["compare", "--methods", "fedavg,fedld", "--set", "fedprox.mu=0.1"],
+            "a setting is for 'fedprox', which is not in the study: fedavg, fedld",
+        ),
+    ],
+)
+def test_what_was_meant_is_suggested(words, hint, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["fedld", *words])
+    with pytest.raises(SystemExit) as ended:
+        start()
+    assert ended.value.code == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_a_setting_for_a_method_that_is_not_compared_is_refused_in_python():
+    with pytest.raises(FedLDError, match="a setting is for 'fedprox', which is not in the study: fedavg"):
+        fedld.compare(["fedavg"], "digits", fedprox={"mu": 0.1})
+
+
+def test_presets_are_listed():
+    said = CliRunner().invoke(app, ["presets"]).output
+    assert "retina-split1-small" in said
+    assert "resnet50, 200 rounds, lr 0.01, split 1" in said
+    assert json.loads(CliRunner().invoke(app, ["presets", "--json"]).output)["covid-fl-paper"]["lr"] == 0.005

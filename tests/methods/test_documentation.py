@@ -27,6 +27,19 @@ def test_the_worked_example_runs_and_is_short(tmp_path):
     assert states, "h_i must have been kept"
 
 
+def test_the_example_of_a_server_state_runs(tmp_path):
+    examples = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    (example,) = [text for text in examples if "class ServerMomentum" in text]
+    (tmp_path / "momentum.py").write_text(example, encoding="utf-8")
+    done = python("momentum.py", cwd=tmp_path)
+    assert 0 <= float(done.stdout) <= 1, done.stderr
+    wrong = example.replace("self.zero_update(weights, layout)", "0 * weights")
+    (tmp_path / "wrong.py").write_text(wrong.replace("runs/momentum", "runs/wrong"), encoding="utf-8")
+    said = python("wrong.py", cwd=tmp_path).stderr.splitlines()[-1]
+    assert said.startswith("fedld.errors.FedLDError: the server side of method ServerMomentum failed: ")
+    assert "is self.zero_update(weights, layout)" in said
+
+
 def test_an_installed_package_adds_a_method(tmp_path):
     (tmp_path / "plugin.py").write_text(
         "from fedld.methods import FedProx\nSTRONG = FedProx(mu=1.0)\n", encoding="utf-8"

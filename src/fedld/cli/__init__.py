@@ -15,12 +15,14 @@ from fedld.cli.diagnose import diagnose
 from fedld.cli.ledger import ledger
 from fedld.cli.methods import methods
 from fedld.cli.predict import predict
+from fedld.cli.presets import presets
 from fedld.cli.report import export, report, watch
 from fedld.cli.reproduce import reproduce
 from fedld.cli.run import run
 from fedld.cli.site import server, site
 from fedld.cli.tune import tune
 from fedld.cli.weights import weights
+from fedld.config.experiment import SYNONYMS
 from fedld.errors import FedLDError, Interrupted
 
 INTERRUPTED = 130
@@ -36,6 +38,7 @@ for command in (
     compare,
     auto,
     methods,
+    presets,
     data,
     weights,
     diagnose,
@@ -87,6 +90,14 @@ def start() -> None:
         sys.exit(2)
     except click.exceptions.Abort:  # Ctrl-C at a prompt
         raise KeyboardInterrupt from None
+    except click.NoSuchOption as error:
+        meant = SYNONYMS.get(error.option_name.lstrip("-").replace("-", "_"))
+        if meant is None:
+            error.show()
+        else:
+            option = "--" + meant.replace("_", "-")
+            typer.echo(f"fedld: there is no option '{error.option_name}': did you mean '{option}'?", err=True)
+        sys.exit(2)
     except click.ClickException as error:
         error.show()
         sys.exit(2)

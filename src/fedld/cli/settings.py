@@ -33,6 +33,8 @@ def with_settings(*without: str, many: bool = False) -> Callable[[Callable[..., 
             assignments = [f"{table}.{pair}" for table in TABLES for pair in asked.pop(table) or []]
             chosen = {name: value for name, value in asked.items() if value is not None}
             assignments += given.pop("set_") or []
+            if many and given.get("methods"):
+                _check_methods(assignments, given["methods"])
             command(settings=_imported(override(files | chosen, assignments), chosen, assignments), **given)
 
         own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
@@ -58,6 +60,15 @@ def _imported(settings: dict[str, Any], chosen: dict[str, Any], assignments: lis
 
     words = [word for value in chosen.values() for word in (value if isinstance(value, list) else [value])]
     return import_typed(settings, {*map(str, words), *(pair.partition("=")[2] for pair in assignments)})
+
+
+def _check_methods(assignments: list[str], methods: str) -> None:
+    """Refuse `--set fedprox.mu=0.1` where FedProx is not among the methods."""
+    from fedld.study.compare import check_own_tables
+
+    keys = [pair.partition("=")[0] for pair in assignments]
+    tables = [key.partition(".")[0] for key in keys if "." in key]
+    check_own_tables(tables, [name.strip() for name in methods.split(",")])
 
 
 def _option(setting: Setting) -> inspect.Parameter:

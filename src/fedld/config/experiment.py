@@ -299,6 +299,28 @@ class Experiment(BaseModel):
 SETTINGS = settings_of(Experiment)
 """All that is said of each setting, by name."""
 
+SYNONYMS = {
+    "learning_rate": "lr",
+    "optimizer": "optimiser",
+    "epochs": "local_epochs",
+    "steps": "local_steps",
+    "normalization": "normalisation",
+    "scheduler": "lr_schedule",
+    "schedule": "lr_schedule",
+    "grad_clip": "clip_gradients",
+    "gradient_clipping": "clip_gradients",
+    "augmentation": "augment",
+    "num_clients": "clients",
+    "num_rounds": "rounds",
+    "n_clients": "clients",
+    "network": "model",
+    "algorithm": "method",
+    "strategy": "method",
+    "aggregation": "rule",
+    "loss": "objective",
+}
+"""Names that other tools have for a setting."""
+
 
 def make_experiment(settings: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> Experiment:
     """Check settings; an unknown key or a bad value is one sentence.
@@ -311,12 +333,13 @@ def make_experiment(settings: Mapping[str, Any], own: Mapping[str, Any] | None =
     fedld.errors.FedLDError: unknown setting 'roundz': did you mean 'rounds'?
     """
     from fedld.config.own import name_values
-    from fedld.config.resolve import check, is_option_of_method
+    from fedld.config.resolve import check, meant_option
 
     for key in settings:
         if key not in SETTINGS:
-            meant = f"write 'method.{key}'" if is_option_of_method(settings, key) else None
-            raise FedLDError(f"unknown setting '{key}': {meant or nearest(key, list(SETTINGS))}")
+            meant = SYNONYMS.get(key)
+            hint = f"did you mean '{meant}'?" if meant else meant_option(settings, key)
+            raise FedLDError(f"unknown setting '{key}': {hint or nearest(key, list(SETTINGS))}")
     named, values = name_values(settings)
     try:
         experiment = Experiment(**named)

@@ -234,11 +234,17 @@ def _check_optimiser(experiment: Experiment, method: Method) -> None:
         )
 
 
-def is_option_of_method(settings: Mapping[str, Any], key: str) -> bool:
-    """Whether somebody wrote `mu` who meant `method.mu`."""
+def meant_option(settings: Mapping[str, Any], key: str) -> str | None:
+    """The hint for somebody who wrote `mu` and meant `method.mu`; None if no method has such an option."""
     part = settings.get("method", {"name": "fedavg"})
     name = part.get("name", "") if isinstance(part, dict) else part
-    return isinstance(name, str) and name in METHODS and key in options_of(METHODS[name])
+    owners = [owner for owner, method in METHODS.items() if key in options_of(method)]
+    if name in owners:
+        return f"write 'method.{key}'"
+    if not owners:
+        return None
+    told = ", ".join(owners[:3]) + (" and others" if len(owners) > 3 else "")
+    return f"it is an option of {told}: write 'method.{key}' in a run, '{owners[0]}.{key}' in a comparison"
 
 
 def _split(part: PartSettings) -> tuple[str, PartSettings]:

@@ -37,7 +37,8 @@ from fedld.engine.preparing import prepare_round
 from fedld.engine.recording import client_lines, conflict_line, round_line
 from fedld.engine.screening import refusals
 from fedld.engine.setup import sample
-from fedld.methods import Replies, Server
+from fedld.errors import FedLDError
+from fedld.methods import Method, Replies, Server
 from fedld.records.schema import CLIENTS, CONFLICT, CrossMatrix, Evaluation, Traffic
 from fedld.tasks import Tally
 
@@ -200,14 +201,25 @@ def cross_losses(exchange: Exchange, accepted: Accepted) -> CrossMatrix | None:
 def aggregate(exchange: Exchange, accepted: Accepted) -> ServerStep:
     """Let the method make its next state; candidates that its rule proposes are measured first."""
     method, server, replies = exchange.setup.method, exchange.state.server, accepted.replies
-    after, combined = method.server_update(server, replies)
+    after, combined = _server_update(method, server, replies)
     if combined.candidates is None:
         return ServerStep(server=after, combined=combined)
     votes, cost = measure(exchange, accepted, combined.candidates, method.buffers(replies))
     weights = dict(zip(combined.report.clients, combined.report.weights, strict=True))
     trial = combined.rule.choose(votes, weights)
-    after, combined = method.server_update(server, replace(replies, trial=trial))
+    after, combined = _server_update(method, server, replace(replies, trial=trial))
     return ServerStep(server=after, combined=combined, measuring=cost)
+
+
+def _server_update(method: Method, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
+    """The method's next state; what its server side fails of is one sentence."""
+    try:
+        return method.server_update(server, replies)
+    except RuntimeError as error:  # torch's word for tensors that do not fit
+        raise FedLDError(
+            f"the server side of method {type(method).__name__} failed: {error}; an update has "
+            f"{replies.layout.shared} numbers: a state of that size is self.zero_update(weights, layout)"
+        ) from error
 
 
 def measure(

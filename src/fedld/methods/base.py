@@ -158,6 +158,14 @@ class Method:
         """Server state before the first round; `sizes` has the samples of every client, row by row."""
         return Server(weights)
 
+    @staticmethod
+    def zero_update(weights: Tensor, layout: Layout) -> Tensor:
+        """Zeros as long as an update: what a server state such as momentum begins with in `init`.
+
+        `weights` also hold private parameters and buffers, so `zeros_like(weights)` is too long for that.
+        """
+        return torch.zeros_like(layout.shared_parameters(weights))
+
     def broadcast(self, server: Server) -> Tree:
         """What every client gets beside the global weights."""
         return {}

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -118,6 +118,22 @@ def check_seeds(seeds: Any) -> list[int]:
     if not whole or len(set(whole)) < len(found) or min(whole) < 0:
         raise FedLDError(f"seeds must be whole numbers, different and not negative, not {found!r:.80}")
     return whole
+
+
+def check_own_tables(typed: Collection[str], methods: Collection[Any]) -> None:
+    """Refuse a setting that was typed for a method which is not in the study.
+
+    Args:
+        typed: names of the tables that the user gave by hand: `fedprox` of `fedprox.mu=0.1`.
+        methods: names of the study's methods, or values.
+
+    Raises:
+        FedLDError: a table names a method of fedld that the study does not have.
+    """
+    present = [_label(method) for method in methods]
+    for name in typed:
+        if name in METHODS and name not in present:
+            raise FedLDError(f"a setting is for '{name}', which is not in the study: {', '.join(present)}")
 
 
 def _label(method: Any) -> str:
