@@ -110,7 +110,7 @@ def test_charts_are_drawn(browser, page):
         "return [...document.querySelectorAll('[data-chart] svg')].map(s => [s.clientWidth, s.clientHeight,"
         " s.querySelectorAll('path, rect, use').length])"
     )
-    assert len(sizes) == 17
+    assert len(sizes) == 18
     assert all(width > 200 and height > 100 and shapes > 4 for width, height, shapes in sizes)
 
 

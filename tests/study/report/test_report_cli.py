@@ -35,7 +35,7 @@ def test_figures_for_papers_have_names_vector_fonts_and_a_white_ground(make_stud
     from fedld.study.report.curves import measure_chart
 
     runs = read([make_study(tmp_path / "s", methods=("fedavg", "fedld"), seeds=(0,), rounds=3)]).runs
-    chart = measure_chart(runs, "accuracy", looks(["fedavg", "fedld"]))
+    chart = measure_chart(runs, runs[0].measures["accuracy"], looks(["fedavg", "fedld"]))
     chart.save(tmp_path)
     text = (tmp_path / "accuracy.svg").read_text()
     assert "var(--" not in text
