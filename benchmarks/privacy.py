@@ -1,6 +1,6 @@
-"""CPU time of a secure sum for one site, its fixed-point error, and a Gram matrix's cost.
+"""Cost of privacy: CPU time of secure computations, fixed-point error, noisy steps, membership inference.
 
-    python benchmarks/privacy.py [--parameters 25600000] [--sites 12] [--repeats 5]
+    python benchmarks/privacy.py [secure] [dp] [membership] [--parameters 25600000] [--sites 12] [--repeats 5]
 
 One thread. `masks` is what a site adds to its vector: its own mask and one for each peer.
 `plain sum` is the server's time to add all vectors as float32, to compare with.
@@ -8,11 +8,20 @@ One thread. `masks` is what a site adds to its vector: its own mask and one for 
 
 import argparse
 import time
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
-from machine import describe
+import torch
+from machine import describe, spread
+from sklearn.metrics import roc_auc_score
+from torch import nn
 
+from fedld.layout import FlatModel, Layout
+from fedld.local import LocalClient, Objective, Training
+from fedld.local.private import PrivateSteps
+from fedld.local.samples import FeatureSamples
+from fedld.privacy.accounting import noise_for
 from fedld.privacy.fixed_point import FixedPoint, Segment
 from fedld.privacy.masks import add_mask
 from fedld.privacy.simulation import secure_gram, secure_sum
@@ -73,18 +82,86 @@ def gram(sites, length):
     print(f"{1000 * each:.0f} ms a site, the server's work and every site's own opening included")
 
 
+def head(features, classes, samples=2000):
+    """A client with a linear head on features, as a frozen trunk leaves them."""
+    generator = np.random.default_rng(0)
+    values = generator.normal(size=(samples, features)).astype(np.float32)
+    labels = generator.integers(0, classes, samples)
+    flat = FlatModel(network := nn.Linear(features, classes), Layout.of(network))
+    return flat, FeatureSamples(values, labels, np.arange(samples))
+
+
+def dp(repeats):
+    """Time of an epoch of noisy steps over that of plain steps, one after the other in each repeat."""
+    print("\nNoisy steps over plain steps, a linear head on cached features, 2,000 samples, batches of 50\n")
+    print("| features | classes | ratio: median (smallest - largest) |")
+    print("|---|---|---|")
+    for features, classes in ((512, 2), (1280, 5), (2048, 10)):
+        flat, samples = head(features, classes)
+        plain = Training(1, 50, 0.01, 0.9)
+        noisy = replace(plain, private=PrivateSteps(noise=1.0, clip=1.0, rate=50 / 2000, steps=40))
+        ratios = []
+        for _ in range(repeats + 1):
+            times = []
+            for training in (plain, noisy):
+                client = LocalClient("a", 1, flat, samples, training, seed=0)
+                start = time.process_time()
+                client.train(Objective().loss)
+                times.append(time.process_time() - start)
+            ratios.append(times[1] / times[0])
+        print(f"| {features} | {classes} | {spread(ratios[1:])} |")
+
+
+def membership(repeats):
+    """How well an attacker tells members by their loss, on a network that learnt random labels by heart."""
+    print("\nMembership inference by the loss: AUROC of 100 members against 100 others, random labels\n")
+    print("| training | AUROC: median (smallest - largest) |")
+    print("|---|---|")
+    steps, rate = 600, 0.5
+    for epsilon in (None, 8.0, 1.0):
+        private = None
+        if epsilon is not None:
+            noise = noise_for(epsilon, 1e-5, rate, steps)
+            private = PrivateSteps(noise=noise, clip=1.0, rate=rate, steps=steps)
+        found = [attacked(private, steps, seed) for seed in range(repeats)]
+        print(f"| {'plain' if epsilon is None else f'epsilon {epsilon:g}'} | {spread(found)} |")
+
+
+def attacked(private, steps, seed):
+    generator = np.random.default_rng(seed)
+    values = generator.normal(size=(200, 100)).astype(np.float32)
+    labels = generator.integers(0, 2, 200)
+    torch.manual_seed(seed)
+    network = nn.Sequential(nn.Linear(100, 64), nn.ReLU(), nn.Linear(64, 2))
+    flat = FlatModel(network, Layout.of(network))
+    members = FeatureSamples(values, labels, np.arange(100))
+    training = Training(1, 50, 0.1, 0.0, steps=steps, private=private)
+    LocalClient("a", 1, flat, members, training, seed=seed).train(Objective().loss)
+    with torch.no_grad():
+        logits = network(torch.from_numpy(values))
+    losses = nn.functional.cross_entropy(logits, torch.from_numpy(labels), reduction="none").numpy()
+    return float(roc_auc_score(np.arange(200) < 100, -losses))
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("parts", nargs="*", default=["secure", "dp", "membership"])
     parser.add_argument("--parameters", type=int, default=25_600_000)
     parser.add_argument("--sites", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
+    torch.set_num_threads(1)
     print(describe())
-    timing(args.parameters, args.sites, args.repeats)
-    error(args.sites)
-    gram(args.sites, 1024)
+    if "secure" in args.parts:
+        timing(args.parameters, args.sites, args.repeats)
+        error(args.sites)
+        gram(args.sites, 1024)
+    if "dp" in args.parts:
+        dp(args.repeats)
+    if "membership" in args.parts:
+        membership(args.repeats)
 
 
 if __name__ == "__main__":

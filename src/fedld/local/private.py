@@ -7,17 +7,20 @@ this gradient alone. What steps cost is computed by `fedld.privacy.accounting`.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedld.layout import FlatModel
 from fedld.local.samples import Batch, Samples
+from fedld.models.standardise import StandardisedLinear
 
 SampleLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Loss of logits, images and labels of a batch."""
+"""Loss of logits, images and labels of a batch: the mean over its samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +59,58 @@ class PrivateSteps:
         """
         total = flat.gradient.zero_()
         images, labels = batch
-        for start in range(0, len(labels), CHUNK):
-            part = slice(start, start + CHUNK)
-            self._add_clipped(total, flat, loss, images[part], labels[part])
+        layers = _linear_layers(flat.model)
+        if not len(labels) or layers is None or not self._add_of_layers(total, flat, loss, batch, layers):
+            for start in range(0, len(labels), CHUNK):
+                part = slice(start, start + CHUNK)
+                self._add_clipped(total, flat, loss, images[part], labels[part])
         noise = torch.randn(total.shape, generator=generator, dtype=total.dtype).to(total.device)
         total.add_(noise, alpha=self.noise * self.clip).div_(self.rate * samples)
+
+    def _add_of_layers(
+        self, total: Tensor, flat: FlatModel, loss: SampleLoss, batch: Batch, layers: dict[str, nn.Linear]
+    ) -> bool:
+        """Add the clipped gradients of a network whose parameters are all in linear layers.
+
+        A sample's gradient is (output's gradient) x (layer's input), so its length is the product of theirs.
+        Gives False, and adds nothing, where a layer is not called exactly once with one row per sample.
+        """
+        images, labels = batch
+        inputs: dict[str, Tensor] = {}
+        outputs: dict[str, Tensor] = {}
+        with _watched(layers, inputs, outputs) as calls:
+            value = loss(flat.model(images), images, labels) * len(labels)
+        rows = (len(labels),)
+        if any(calls[name] != 1 or inputs[name].shape[:-1] != rows for name in layers):
+            return False
+        gradients = dict(zip(outputs, torch.autograd.grad(value, list(outputs.values())), strict=True))
+        squares = torch.zeros(rows, dtype=torch.float64, device=total.device)
+        for name, layer in layers.items():
+            length = torch.linalg.vector_norm(inputs[name], dim=1).double().square()
+            length = length * layer.weight.requires_grad
+            if layer.bias is not None and layer.bias.requires_grad:
+                length = length + 1
+            squares += torch.linalg.vector_norm(gradients[name], dim=1).double().square() * length
+        scales = self._scales(squares.sqrt())
+        defined = bool(scales.all())
+        entries = {entry.name: entry for entry in flat.layout.entries}
+        for name, layer in layers.items():
+            prefix = f"{name}." if name else ""
+            scaled, used = gradients[name] * scales[:, None].to(total.dtype), inputs[name]
+            if not defined:  # 0 times infinity is no number
+                scaled, used = (tensor.nan_to_num(0.0, 0.0, 0.0) for tensor in (scaled, used))
+            if layer.weight.requires_grad:
+                entries[prefix + "weight"].view(total).addmm_(scaled.T, used)
+            if layer.bias is not None and layer.bias.requires_grad:
+                entries[prefix + "bias"].view(total).add_(scaled.sum(0))
+        return True
+
+    def _scales(self, lengths: Tensor) -> Tensor:
+        """What clips gradients of these lengths; one that is not finite counts with 0.
+
+        Lengths are rounded, so the bound is kept with a hundred-thousandth to spare.
+        """
+        return torch.where(lengths.isfinite(), (self.clip * (1 - 1e-5) / lengths).clamp(max=1.0), 0.0)
 
     def _add_clipped(
         self, total: Tensor, flat: FlatModel, loss: SampleLoss, images: Tensor, labels: Tensor
@@ -77,13 +127,42 @@ class PrivateSteps:
         each_gradient = vmap(grad(of_sample), in_dims=(None, 0, 0), randomness="different")
         gradients = each_gradient(params, images, labels)
         squares = [g.flatten(1).square().sum(1, dtype=torch.float64) for g in gradients.values()]
-        lengths = torch.stack(squares).sum(0).sqrt()
-        # A gradient that is not finite has no length to scale by: its sample counts with 0.
-        scales = torch.where(lengths.isfinite(), (self.clip / lengths).clamp(max=1.0), 0.0)
+        scales = self._scales(torch.stack(squares).sum(0).sqrt())
         for entry in flat.layout.entries:
             if entry.name in gradients:
                 each = gradients[entry.name].nan_to_num(0.0, 0.0, 0.0)
                 entry.view(total).add_(torch.tensordot(scales.to(each.dtype), each, dims=1))
+
+
+def _linear_layers(model: nn.Module) -> dict[str, nn.Linear] | None:
+    """The layers with parameters that move, if they are all linear."""
+    layers = {}
+    for name, module in model.named_modules():
+        if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+            if not isinstance(module, nn.Linear):
+                return None
+            layers[name] = module
+    return layers
+
+
+@contextmanager
+def _watched(
+    layers: dict[str, nn.Linear], inputs: dict[str, Tensor], outputs: dict[str, Tensor]
+) -> Iterator[dict[str, int]]:
+    """Note what goes into layers and comes out of them, and how often they are called."""
+    calls = dict.fromkeys(layers, 0)
+
+    def note(name: str, layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+        used = layer.inputs(given[0]) if isinstance(layer, StandardisedLinear) else given[0]
+        inputs[name], outputs[name] = used.detach(), output
+        calls[name] += 1
+
+    hooks = [layer.register_forward_hook(partial(note, name)) for name, layer in layers.items()]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 CHUNK = 64
