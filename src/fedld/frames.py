@@ -6,6 +6,8 @@ Every frame starts with the columns run, label, method and seed, so frames of a 
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +75,23 @@ def load(*paths: str | Path) -> Frames:
         cross_loss=_frame(row for run in runs for row in _cross(run)),
         cosines=_frame(row for run in runs for row in _cosines(run)),
     )
+
+
+def data_frame(rows: Iterable[Row]) -> Any:
+    """Make a data frame of rows, with columns of numbers where the rows have numbers.
+
+    Args:
+        rows: one mapping of names to values for every row; what a row lacks is missing in the frame.
+
+    Returns:
+        A pandas frame if pandas is installed, else a polars frame.
+
+    Raises:
+        FedLDError: neither library is installed.
+    """
+    if find_spec("pandas") is not None:
+        return import_module("pandas").DataFrame(list(rows))
+    return _frame(rows)
 
 
 def _frame(rows: Iterable[Row]) -> "pl.DataFrame":

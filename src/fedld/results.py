@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
+from statistics import fmean, stdev
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -18,11 +19,12 @@ from fedld.config.experiment import Experiment
 from fedld.config.resolve import make_federation, make_method
 from fedld.engine.network import loaded, normalised
 from fedld.errors import FedLDError
+from fedld.frames import data_frame
 from fedld.models.files import read_model
-from fedld.records.flat import flat_summary, headline
+from fedld.records.flat import flat_client, flat_round, flat_summary, headline
 from fedld.records.reader import Run, read_run
 from fedld.records.schema import ClientLine, RoundLine, Summary
-from fedld.study.comparison import Comparison
+from fedld.study.comparison import Comparison, Standing
 from fedld.study.report import write_report
 
 TERMS = ("local", "shift", "aggregation", "global")
@@ -63,6 +65,24 @@ class Result:
     def clients(self) -> list[ClientLine]:
         """One line per round and client."""
         return self._run.clients.lines
+
+    def frame(self, which: Literal["rounds", "clients"] = "rounds") -> Any:
+        """Give the run's records as a data frame of numbers.
+
+        Args:
+            which: rounds (one row per round) or clients (one row per round and client).
+
+        Returns:
+            A pandas frame if pandas is installed, else a polars frame (extra `analysis`).
+
+        Raises:
+            FedLDError: there is no such table, or neither library is installed.
+        """
+        if which == "rounds":
+            return data_frame(flat_round(line) for line in self.rounds)
+        if which != "clients":
+            raise FedLDError(f"there is no table '{which}': valid names: clients, rounds")
+        return data_frame(flat_client(line) for line in self.clients)
 
     @property
     def decomposition(self) -> list[dict[str, Any]]:
@@ -121,6 +141,19 @@ class Study:
         """Head and rows as text, the primary measure first."""
         return self.comparison.table
 
+    def frame(self) -> Any:
+        """Give the table as a data frame of numbers: one row per method.
+
+        Returns:
+            A pandas frame if pandas is installed, else a polars frame (extra `analysis`). Columns are the
+            method, its number of seeds, mean and standard deviation of every measure, the difference to the
+            baseline in the primary measure with its interval, effect size and corrected p, MB and seconds.
+
+        Raises:
+            FedLDError: neither library is installed.
+        """
+        return data_frame(_numbers(standing) for standing in self.comparison.standings)
+
     @property
     def verdict(self) -> str:
         """Who leads, by how much and how surely, in one sentence."""
@@ -143,6 +176,25 @@ class Study:
         notes = "".join(f"<li>{escape(line)}</li>" for line in self.comparison.warnings)
         said = f"<p><b>{escape(self.verdict)}.</b></p><ul>{notes}</ul>"
         return said + _table(self.table, head=True) + (_picture(chart.figure) if chart else "")
+
+
+def _numbers(standing: Standing) -> dict[str, Any]:
+    """A method's row of the table."""
+    row: dict[str, Any] = {"method": standing.label, "seeds": len(standing.seeds)}
+    for name, by_seed in standing.values.items():
+        values = list(by_seed.values())
+        row |= {name: fmean(values), f"{name}_sd": stdev(values) if len(values) > 1 else None}
+    found = standing.difference
+    low, high = (found.interval if found else None) or (None, None)
+    return row | {
+        "difference": found.mean if found else None,
+        "difference_low": low,
+        "difference_high": high,
+        "effect_size": found.effect_size if found else None,
+        "p_value": standing.p_value,
+        "megabytes": standing.megabytes,
+        "seconds": standing.seconds,
+    }
 
 
 def _table(rows: Sequence[Sequence[str]], head: bool = False) -> str:
