@@ -15,7 +15,7 @@ from fedld.study.card import make_card
 from fedld.study.comparison import compare_runs
 from fedld.study.measures import client_scores, value_of
 from fedld.study.trackers import scalars
-from fedld.study.tune import _score
+from fedld.study.tune import validation_score
 from fedld.tasks.scores import MEASURES
 
 BY_NAME = {measure.name: measure for measure in MEASURES}
@@ -37,7 +37,7 @@ def test_a_diverged_final_model_has_no_older_values(write_run):
     assert value_of(run, BY_NAME["auroc"], at=1) == 0.773
     assert "auroc" not in compare_runs("t", [run]).standings[0].values
     with pytest.raises(FedLDError, match="no auroc on the validation images in the last evaluation"):
-        _score(run, BY_NAME["auroc"])
+        validation_score(run, BY_NAME["auroc"])
 
 
 def test_the_worst_client_is_never_measured_on_training_data(write_run):
