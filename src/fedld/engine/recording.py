@@ -1,11 +1,12 @@
 """The records of a training round: one line for the round, one for every client."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedld.aggregation import Aggregate
 from fedld.engine.jobs import Failure, Setup, Trained
@@ -20,18 +21,22 @@ GRAM_CLIENTS = 100
 
 def round_line(
     round_: int,
+    p: Tensor,
     replies: Replies,
     trained: Mapping[str, Trained],
     combined: Aggregate,
     sent: Traffic,
     lines: list[ClientLine],
 ) -> RoundLine:
-    """What the round did to the model, and whose data it lacks: those that `lines` say were excluded."""
+    """What the round did to the model, and whose data it lacks: those that `lines` say were excluded.
+
+    `p` are the weights of the clients that trained.
+    """
     losses = [one.metrics["train_loss"] for one in trained.values()]
     line: RoundLine = {
         "round": round_,
         "clients": len(trained),
-        "train_loss": float(replies.p @ torch.tensor(losses, dtype=torch.float64)),
+        "train_loss": float(p @ torch.tensor(losses, dtype=torch.float64)),
         "update_norm": float(combined.update.double().norm()),
         "norm_ratio": combined.report.norm_ratio,
         "cosine_to_average": combined.report.cosine,
@@ -47,9 +52,16 @@ def round_line(
 
 
 def client_lines(
-    setup: Setup, round_: int, results: Mapping[str, Any], combined: Aggregate
+    setup: Setup,
+    round_: int,
+    results: Mapping[str, Any],
+    combined: Aggregate,
+    summed: Collection[str] = (),
 ) -> list[ClientLine]:
-    """One line per sampled client: also for those that were left out, with the reason."""
+    """One line per sampled client: also for those that were left out, with the reason.
+
+    Of clients that are `summed` the server saw no single update: their lengths and angles are not known.
+    """
     report, counts = combined.report, setup.federation.label_counts(results).tolist()
     lines: list[ClientLine] = []
     place = {name: k for k, name in enumerate(report.clients)}
@@ -63,7 +75,7 @@ def client_lines(
         if name in place:
             k = place[name]
             line |= {"update_norm": report.norms[k], "cosine_to_aggregate": report.cosines[k]}
-        else:
+        elif name not in summed:
             line["excluded"] = report.rejected.get(name) or exclusion(result)
             line["reason"] = reason(result)
         lines.append(line)

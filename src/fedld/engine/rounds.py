@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from fedld.aggregation import Aggregate, Candidates, Vote
@@ -39,8 +40,10 @@ from fedld.engine.screening import refusals
 from fedld.engine.setup import sample
 from fedld.errors import FedLDError
 from fedld.methods import Method, Replies, Server
+from fedld.methods.base import shares
 from fedld.records.schema import CLIENTS, CONFLICT, CrossMatrix, Evaluation, Traffic
 from fedld.tasks import Tally
+from fedld.transforms import BUFFERS, PARAMETERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,19 +159,51 @@ def accept(exchange: Exchange, trainings: Trainings) -> Accepted:
     """Screen the replies of a round, count their bytes and check that enough of them are left."""
     setup, memory = exchange.setup, exchange.memory
     received = {name: one for name, one in trainings.results.items() if isinstance(one, Trained)}
-    finite = {name: one for name, one in received.items() if one.finite}
-    refused = refusals(
-        setup.method,
-        setup.layout,
-        {name: memory.updates[trainings.jobs[name].slot] for name in finite},
-        {name: one.message for name, one in finite.items()},
-    )
-    trained = {name: one for name, one in finite.items() if name not in refused}
-    exchange.check_quorum(trainings.results, trained, refused)
     sent = [job.incoming.message for job in trainings.jobs.values()]
     exchange.count([one.message for one in received.values()], sent, updates=True)
+    finite = {name: one for name, one in received.items() if one.finite}
+    rows = {name: memory.updates[trainings.jobs[name].slot] for name in finite}
+    if setup.transforms.sums_only is not None:
+        return _accept_sum(exchange, trainings, finite, rows)
+    messages = {name: one.message for name, one in finite.items()}
+    refused = refusals(setup.method, setup.layout, rows, messages)
+    trained = {name: one for name, one in finite.items() if name not in refused}
+    exchange.check_quorum(trainings.results, trained, refused)
     jobs = {name: trainings.jobs[name] for name in trained}
     return Accepted(trained=trained, jobs=jobs, replies=_replies(exchange, jobs, trained), refused=refused)
+
+
+def _accept_sum(
+    exchange: Exchange, trainings: Trainings, finite: dict[str, Trained], rows: dict[str, Tensor]
+) -> Accepted:
+    """Let the method see the mean update alone, as that of one sender; single updates stay hidden."""
+    setup, layout, transform = exchange.setup, exchange.setup.layout, exchange.setup.transforms.sums_only
+    assert transform is not None
+    exchange.check_quorum(trainings.results, finite)
+    by_size = setup.method.client_weights == "size"
+    weights = {name: float(setup.sizes[name]) if by_size else 1.0 for name in finite}
+    messages = {
+        name: {PARAMETERS: layout.shared_parameters(row), BUFFERS: layout.shared_buffers(row)}
+        for name, row in rows.items()
+    }
+    total = transform.total(messages, weights, layout)
+    mean = torch.zeros(1, layout.size)
+    layout.shared_parameters(mean).copy_(total.parameters / total.weight)
+    layout.shared_buffers(mean).copy_(total.buffers / total.weight)
+    trained = {name: one for name, one in finite.items() if name in total.clients}
+    refused = {name: "its update is not in the sum" for name in finite if name not in trained}
+    exchange.check_quorum(trainings.results, trained, refused)
+    replies = Replies(
+        clients=(transform.name,),
+        rows=[],
+        sizes=(total.weight,),
+        messages=[{}],
+        layout=layout,
+        updates=mean,
+        steps=(0.0,),
+    )
+    jobs = {name: trainings.jobs[name] for name in trained}
+    return Accepted(trained=trained, jobs=jobs, replies=replies, refused=refused)
 
 
 def _replies(exchange: Exchange, jobs: Mapping[str, TrainJob], trained: Mapping[str, Trained]) -> Replies:
@@ -275,13 +310,18 @@ def record(
     """Write the lines of the clients; gives that of the round, which lacks the new model's evaluation."""
     setup, round_ = exchange.setup, exchange.state.round
     combined = step.combined.without(accepted.refused)
-    lines = client_lines(setup, round_, trainings.results, combined)
+    hidden = setup.transforms.sums_only is not None
+    summed = accepted.trained if hidden else ()
+    lines = client_lines(setup, round_, trainings.results, combined, summed)
     for line in lines:
         exchange.directory.append(CLIENTS, line)
-    exchange.directory.append(CONFLICT, conflict_line(round_, accepted.replies, combined))
+    if not hidden:
+        exchange.directory.append(CONFLICT, conflict_line(round_, accepted.replies, combined))
     if step.measuring is not None:
         exchange.enter(step.measuring)
-    found = round_line(round_, accepted.replies, accepted.trained, combined, exchange.settle(), lines)
+    p = shares([setup.sizes[name] for name in accepted.trained], setup.method.client_weights)
+    sent = exchange.settle()
+    found = round_line(round_, p, accepted.replies, accepted.trained, combined, sent, lines)
     if choices := setup.method.choices(exchange.state.server):
         found["choices"] = choices
     return {"line": found, "matrix": matrix}

@@ -134,6 +134,7 @@ def prepare(
     setup = replace(setup, private=private_steps(experiment, method, model, federation))
     check_functions(setup)
     setup.transforms.check(layout)
+    check_hidden(setup)
     engine.check(setup, rows)
     return replace(setup, features=features_for(setup, trunk, tell)), server
 
@@ -145,12 +146,38 @@ def _check_client_rates(experiment: Experiment, clients: Collection[str]) -> Non
             raise FedLDError(f"client_lr names no client with '{name}': {nearest(name, list(clients))}")
 
 
+def check_hidden(setup: Setup) -> None:
+    """Refuse what needs single updates where a transform shows the server sums alone."""
+    transform, experiment, method = setup.transforms.sums_only, setup.experiment, setup.method
+    if transform is None:
+        return
+    problems = {
+        f"method '{experiment.method['name']}' needs single updates or messages": not method.sums_suffice,
+        f"rule '{method.rule.name}' needs single updates": method.rule.name != "mean",
+        "the loss decomposition needs single models (decompose = 0)": experiment.decompose > 0,
+        "max_update_ratio compares single updates": method.max_update_ratio is not None,
+        "max_weight bounds single clients": method.max_weight is not None,
+        "statistics that stay with clients are sent singly (buffers = local)": experiment.buffers == "local",
+        "sites would send it their updates (one machine only)": any(
+            client.elsewhere for client in setup.federation.clients
+        ),
+    }
+    for problem, found in problems.items():
+        if found:
+            raise FedLDError(f"transform '{transform.name}' shows the server sums alone: {problem}")
+
+
 def notes(setup: Setup) -> Iterator[str]:
     """What a user should know who asked for something that this data or this network does not have."""
     experiment, method, clients = setup.experiment, setup.method, setup.federation.clients
     own = type(method).federation is Method.federation and not any(client.elsewhere for client in clients)
     if own and "clients" in experiment.model_fields_set and experiment.clients != len(clients):
         yield f"clients = {experiment.clients} is not used: the data names its {len(clients)} clients"
+    if (hidden := setup.transforms.sums_only) is not None:
+        yield (
+            f"transform '{hidden.name}' shows the server sums alone: lengths and angles of single updates, "
+            "conflicts and outliers are not known"
+        )
     if (ratio := method.max_update_ratio) is not None:
         yield f"updates longer than {ratio:g} times the median are refused (max_update_ratio)"
     if setup.private:

@@ -13,3 +13,4 @@ class BalancedSoftmax(Method):
     objective: Objective = field(default_factory=LogitAdjusted)
 
     card: ClassVar[Card] = Card("Balanced softmax", "Ren et al. 2020")
+    sums_suffice: ClassVar[bool] = True

@@ -132,6 +132,7 @@ class Method:
     card: ClassVar[Card]
     personalised: ClassVar[bool] = False
     has_global: ClassVar[bool] = True
+    sums_suffice: ClassVar[bool] = False  # the server uses the mean of the updates alone, no messages
     calibrates: ClassVar[bool] = False  # whether an exchange with all clients follows the last round
     prepared_lengths: ClassVar[tuple[str, ...]] = ()  # entries of `prepare` that `max_update_ratio` bounds
     reads_features: ClassVar[bool] = False  # of the incoming and the trained model: losses use the same pass

@@ -18,6 +18,7 @@ class Ditto(Method):
     lam: float = 1.0
 
     card: ClassVar[Card] = Card("Ditto", "Li et al. 2021", personal="whole model")
+    sums_suffice: ClassVar[bool] = True
     personalised: ClassVar[bool] = True
 
     def client_update(self, client: LocalClient) -> Reply:

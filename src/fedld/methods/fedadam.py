@@ -22,6 +22,7 @@ class FedAdam(Method):
     tau: float = 1e-3
 
     card: ClassVar[Card] = Card("FedAdam", "Reddi et al. 2021")
+    sums_suffice: ClassVar[bool] = True
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
         """m = 0, v = tau^2, the least the paper allows."""

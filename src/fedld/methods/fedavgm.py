@@ -21,6 +21,7 @@ class FedAvgM(Method):
     eta: float = 0.3
 
     card: ClassVar[Card] = Card("FedAvgM", "Hsu et al. 2019")
+    sums_suffice: ClassVar[bool] = True
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
         """No velocity."""

@@ -16,6 +16,7 @@ class FedDecorr(Method):
     objective: Objective = field(default_factory=Decorrelated)
 
     card: ClassVar[Card] = Card("FedDecorr", "Shi et al. 2023")
+    sums_suffice: ClassVar[bool] = True
 
     def check(self, model: nn.Module) -> None:
         """It needs features and a head."""

@@ -13,3 +13,4 @@ class FedLC(Method):
     objective: Objective = field(default_factory=LogitCalibrated)
 
     card: ClassVar[Card] = Card("FedLC", "Zhang et al. 2022")
+    sums_suffice: ClassVar[bool] = True

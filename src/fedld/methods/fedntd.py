@@ -13,3 +13,4 @@ class FedNTD(Method):
     objective: Objective = field(default_factory=NotTrueDistilled)
 
     card: ClassVar[Card] = Card("FedNTD", "Lee et al. 2022")
+    sums_suffice: ClassVar[bool] = True

@@ -14,6 +14,7 @@ class FedProx(Method):
     mu: float = 0.01
 
     card: ClassVar[Card] = Card("FedProx", "Li et al. 2020")
+    sums_suffice: ClassVar[bool] = True
 
     def client_update(self, client: LocalClient) -> Reply:
         """SGD on the objective; the proximal term enters as its gradient mu (w - w_t)."""

@@ -13,3 +13,4 @@ class FedRS(Method):
     objective: Objective = field(default_factory=RestrictedSoftmax)
 
     card: ClassVar[Card] = Card("FedRS", "Li and Zhan 2021")
+    sums_suffice: ClassVar[bool] = True

@@ -19,6 +19,7 @@ class FedSAM(Method):
     rho: float = 0.05
 
     card: ClassVar[Card] = Card("FedSAM", "Qu et al. 2022")
+    sums_suffice: ClassVar[bool] = True
 
     def client_update(self, client: LocalClient) -> Reply:
         """SGD with the gradient at the perturbed point."""

@@ -23,6 +23,7 @@ class Moon(Method):
     tau: float = 0.5
 
     card: ClassVar[Card] = Card("MOON", "Li et al. 2021", personal="its last model, for training only")
+    sums_suffice: ClassVar[bool] = True
 
     def check(self, model: nn.Module) -> None:
         """It needs features and a head."""

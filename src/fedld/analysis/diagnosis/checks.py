@@ -17,6 +17,7 @@ CHECKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     predictions.nothing_learned,
     predictions.never_predicted,
     sites.outliers,
+    updates.hidden,
     updates.opposed_groups,
     updates.conflict,
     updates.step,

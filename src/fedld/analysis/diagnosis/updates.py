@@ -11,6 +11,21 @@ from fedld.records.flat import gram_clients
 from fedld.records.schema import ConflictLine
 
 
+def hidden(evidence: Evidence) -> Iterator[Finding]:
+    """The server saw sums alone: clients took part, and nothing is recorded of a single update."""
+    took_part = [line for line in evidence.client_rounds if "excluded" not in line]
+    if took_part and not evidence.reports and not any("update_norm" in line for line in took_part):
+        yield Finding(
+            "hidden_updates",
+            "info",
+            "The server saw sums of updates alone: conflicts, outliers and the lengths of single updates are "
+            "not known.",
+            {},
+            {},
+            "",
+        )
+
+
 def opposed_groups(evidence: Evidence) -> Iterator[Finding]:
     """The clients fall into two groups that pull in opposite directions."""
     found = split(evidence.reports) if evidence.reports else None
