@@ -26,7 +26,7 @@ def test_an_old_study_compares_as_it_did():
     comparison = compare_runs(study.name, study.runs, study.baseline, study.primary)
     before = json.loads((OLD / "table.json").read_text())
     now = comparison.to_json()
-    assert now["verdict"].split(",")[0] == before["verdict"].split(",")[0]
+    assert before["verdict"].split(",")[0] in now["verdict"]
     for old, new in zip(before["rows"], now["rows"], strict=True):
         assert new["values"]["kappa"] == old["further"]["kappa"]
         for key in ("label", "seeds", "final", "last5", "best", "auroc", "loss", "worst_client", "personal"):
