@@ -186,6 +186,9 @@ class Experiment(BaseModel):
         "of updates on their way, in order: clip:BOUND, quantise:BITS, topk:SHARE",
         travels=True,
     )
+    secure: Literal["sum"] | None = setting(
+        "training", None, "sum: the server sees the sum of the updates and no single one, on one machine"
+    )
     dp: str | None = setting(
         "training",
         None,

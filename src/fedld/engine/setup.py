@@ -134,7 +134,7 @@ def prepare(
     setup = replace(setup, private=private_steps(experiment, method, model, federation))
     check_functions(setup)
     setup.transforms.check(layout)
-    check_hidden(setup)
+    check_hidden(setup, rows)
     engine.check(setup, rows)
     return replace(setup, features=features_for(setup, trunk, tell)), server
 
@@ -146,12 +146,14 @@ def _check_client_rates(experiment: Experiment, clients: Collection[str]) -> Non
             raise FedLDError(f"client_lr names no client with '{name}': {nearest(name, list(clients))}")
 
 
-def check_hidden(setup: Setup) -> None:
+def check_hidden(setup: Setup, rows: int) -> None:
     """Refuse what needs single updates where a transform shows the server sums alone."""
     transform, experiment, method = setup.transforms.sums_only, setup.experiment, setup.method
     if transform is None:
         return
+    least, most = transform.clients
     problems = {
+        f"a round needs at least {least} clients and at most {most}": not least <= rows <= most,
         f"method '{experiment.method['name']}' needs single updates or messages": not method.sums_suffice,
         f"rule '{method.rule.name}' needs single updates": method.rule.name != "mean",
         "the loss decomposition needs single models (decompose = 0)": experiment.decompose > 0,

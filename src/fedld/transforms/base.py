@@ -72,6 +72,8 @@ class UpdateTransform:
 
     name: ClassVar[str] = "none"
     sums_only: ClassVar[bool] = False
+    clients: ClassVar[tuple[int, int]] = (1, 10**9)
+    """With `sums_only`: fewest and most clients of a round."""
 
     def encode(self, message: Tree, sender: Sender) -> tuple[Tree, Tree]:
         """Turn a message into the one that travels on.
