@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedld.aggregation import GramRule, Rule, aggregate
     from fedld.api import auto, compare, run
     from fedld.data import Federation
+    from fedld.engine.callbacks import Callback
     from fedld.errors import FedLDError
     from fedld.frames import load
     from fedld.local import Context, ContextObjective, LocalClient, Objective, Reply
@@ -26,6 +27,7 @@ PLACES = {
     "fedld.results": ("Result", "Study"),
     "fedld.frames": ("load",),
     "fedld.data": ("Federation",),
+    "fedld.engine.callbacks": ("Callback",),
     "fedld.methods": ("Method",),
     "fedld.models": ("Model",),
     "fedld.local": ("Context", "ContextObjective", "LocalClient", "Objective", "Reply"),
@@ -35,6 +37,7 @@ PLACES = {
 }
 __version__ = "0.1.0"
 __all__ = [
+    "Callback",
     "Context",
     "ContextObjective",
     "FedLDError",

@@ -12,8 +12,8 @@ from fedld.aggregation import Rule
 from fedld.config.experiment import SETTINGS, make_experiment
 from fedld.data import DataSpec, Federation
 from fedld.engine import loop
+from fedld.engine.callbacks import Callback, Function, as_callback
 from fedld.engine.exchange import Progress
-from fedld.engine.loop import Callback
 from fedld.errors import FedLDError
 from fedld.local import Objective
 from fedld.methods import Method
@@ -39,7 +39,7 @@ def run(
     objective: Named | Objective | Callable[..., Any] | None = None,
     rule: Named | Rule | type[Rule] | None = None,
     metrics: Sequence[str | Metric | Callable[..., Any]] = (),
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | Function] = (),
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool | None = None,
@@ -50,13 +50,13 @@ def run(
     A module is trained from the weights it has; a function that makes one is called with the run's seed.
     Further settings (rounds, lr, decompose, workers, ...) are those of the page of settings. `out=None`
     writes into a folder that goes with the result; with `resume`, a run that is in `out` is continued by the
-    same call. A callback gets the record and the model of every round, and ends the run by returning True.
+    same call. A callback gets the record and the model of every round, and ends the run by returning True;
+    a `fedld.Callback` also has a beginning and an end.
     """
     if not isinstance(callbacks, Sequence):
         raise FedLDError(f"callbacks is a list of functions, not {callbacks!r:.80}")
     for callback in callbacks:
-        if not callable(callback):
-            raise FedLDError(f"a callback is a function of a round's record and model, not {callback!r}")
+        as_callback(callback)
     parts = {"method": method, "model": model, "objective": objective, "rule": rule, "metrics": metrics}
     experiment = make_experiment(_settings(federation, parts, settings), _own_data(federation, settings))
     with _folder(out) as (path, owned):

@@ -201,6 +201,9 @@ class Experiment(BaseModel):
     metrics: list[str] = setting(
         "evaluation", [], "further measures: macro-f1, kappa, sensitivity, specificity, sensitivity-at-95"
     )
+    patience: Count | None = setting(
+        "evaluation", None, "end after so many rounds without a lower loss on validation images"
+    )
     validation: Annotated[float, Field(gt=0, lt=1)] | None = setting(
         "evaluation",
         None,

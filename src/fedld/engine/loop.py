@@ -9,13 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from fedld.config.experiment import Experiment, make_experiment, read_toml
 from fedld.engine import rounds
 from fedld.engine.backends.processes import tune_process
 from fedld.engine.backends.shared import allocate
 from fedld.engine.best import keep_best
+from fedld.engine.callbacks import Callback, Function, callbacks_of
 from fedld.engine.checkpoint import (
     KEPT,
     KEPT_FINISHED,
@@ -41,9 +40,6 @@ from fedld.records.reader import read_run
 from fedld.records.schema import CROSS_LOSS, ROUNDS, Event, RoundLine, Summary
 from fedld.records.writer import RunDirectory
 
-Callback = Callable[[RoundLine, nn.Module], bool | None]
-"""Sees the record of a round and its global model; True ends the run after this round."""
-
 
 def _notes(progress: Progress) -> Callable[[str], None]:
     """Sentences about the run, as events."""
@@ -60,20 +56,20 @@ def run(
     *,
     progress: Progress = quiet,
     engine: Engine = THIS_MACHINE,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | Function] = (),
 ) -> Summary:
     """Run an experiment into a new directory; returns the summary.
 
     Data, method and model are checked before the directory is touched.
     """
-    tell = _notes(progress)
+    tell, added = _notes(progress), callbacks_of(experiment, callbacks)
     setup, server = prepare(experiment, out / "states", engine, tell)
     for note in notes(setup):
         tell(note)
     directory = RunDirectory(out)
     try:
         directory.begin(experiment.to_toml(), environment(), setup.federation.describe(), facts_of(setup))
-        return RoundLoop(setup, server, directory, progress, engine, callbacks=callbacks).go()
+        return RoundLoop(setup, server, directory, progress, engine, callbacks=added).go()
     finally:
         directory.close()
 
@@ -85,7 +81,7 @@ def resume(
     warn: Callable[[str], None] = print,
     engine: Engine = THIS_MACHINE,
     own: Mapping[str, Any] | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | Function] = (),
     rounds: int | None = None,
 ) -> Summary:
     """Continue a run after its newest whole checkpoint; a finished run is left as it is.
@@ -100,7 +96,7 @@ def resume(
         experiment = extend(out, experiment, rounds)
     elif summary := finished(out, experiment, warn):
         return summary
-    before = read_run(out)
+    before, added = read_run(out), callbacks_of(experiment, callbacks)
     setup, server = prepare(experiment, out / "states", engine, _notes(progress))
     directory = RunDirectory(out)
     try:
@@ -109,7 +105,7 @@ def resume(
         if before.environment and (elsewhere := changed(before.environment, environment())):
             warn(elsewhere)
         directory.truncate(checkpoint.records if checkpoint else {})
-        return RoundLoop(setup, server, directory, progress, engine, checkpoint, callbacks).go()
+        return RoundLoop(setup, server, directory, progress, engine, checkpoint, added).go()
     finally:
         directory.close()
 
@@ -147,6 +143,8 @@ class RoundLoop:
         path, experiment, state = self.directory.path, self.setup.experiment, self.state
         self.directory.fail(None)
         try:
+            for callback in self.callbacks:
+                callback.begin(experiment, path)
             if state.round == 0 and experiment.train == "head" and not experiment.dp:
                 standardise(self.exchange)
             if state.round == 0 and experiment.start == "closed":
@@ -159,7 +157,10 @@ class RoundLoop:
                     calibrate(self.exchange, self.pending["line"])
                 self._advance()
             self._keep_checkpoints(experiment.keep_checkpoints or KEPT_FINISHED)
-            return finish(self.exchange, self.provenance, self.seconds)
+            summary = finish(self.exchange, self.provenance, self.seconds)
+            for callback in self.callbacks:
+                callback.end(summary)
+            return summary
         except KeyboardInterrupt:
             hint = f"continue with: {self.exchange.again}"
             raise Interrupted(f"stopped after round {state.round}; {hint}") from None
@@ -206,7 +207,7 @@ class RoundLoop:
         if self.callbacks:
             setup, state = self.setup, self.setup.layout.export(self.state.server.weights)
             model = loaded(setup.experiment, setup.method, setup.federation, state)
-            answers = [callback(line, model) for callback in self.callbacks]
+            answers = [callback.after_round(line, model) for callback in self.callbacks]
             self.stopped = True in answers
 
     def _checkpoint(self) -> None:

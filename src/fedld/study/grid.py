@@ -50,9 +50,7 @@ class Cell:
     path: Path
 
 
-def run_cell(
-    cell: Cell, progress: Callable[[Event], None], callbacks: Sequence[loop.Callback] = ()
-) -> Summary:
+def run_cell(cell: Cell, progress: Callable[[Event], None], callbacks: Sequence[Any] = ()) -> Summary:
     """Run a cell, continue it, or give the summary of a finished one."""
     if (cell.path / "config.toml").exists():
         if (cell.path / "config.toml").read_text() != cell.experiment.to_toml():

@@ -1,0 +1,92 @@
+"""Callbacks: what a user adds to a run, in three methods; a function of record and model is one too."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedld.config.experiment import Experiment
+from fedld.errors import FedLDError
+from fedld.records.schema import ROUNDS, RoundLine, Summary
+from fedld.records.writer import each_line
+
+
+class Callback:
+    """Base of all callbacks; each method may be left out."""
+
+    def begin(self, experiment: Experiment, out: Path) -> None:
+        """Begin or continue a run; `out` has the records of the rounds that are done."""
+
+    def after_round(self, line: RoundLine, model: nn.Module) -> bool | None:
+        """See the record of a round and its global model; True ends the run after this round."""
+        return None
+
+    def end(self, summary: Summary) -> None:
+        """See the summary of a finished run."""
+
+
+Function = Callable[[RoundLine, nn.Module], bool | None]
+
+
+class _FromFunction(Callback):
+    """A function as a callback."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+
+    def after_round(self, line: RoundLine, model: nn.Module) -> bool | None:
+        """Call the function."""
+        return self.function(line, model)
+
+
+class EarlyStopping(Callback):
+    """End a run after so many rounds without a lower loss on the images that clients set aside."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds, self.least, self.best = rounds, math.inf, 0
+
+    def begin(self, experiment: Experiment, out: Path) -> None:
+        """Look at the rounds that are done."""
+        for line in each_line(out, ROUNDS) if (out / ROUNDS.name).exists() else ():
+            self._see(line)
+
+    def after_round(self, line: RoundLine, model: nn.Module) -> bool | None:
+        """Whether the last `rounds` rounds brought nothing."""
+        self._see(line)
+        return line["round"] - self.best >= self.rounds
+
+    def _see(self, line: RoundLine) -> None:
+        loss = line["validation"].get("loss") if "validation" in line else None
+        if loss is not None and loss < self.least:
+            self.least, self.best = loss, line["round"]
+
+
+def callbacks_of(experiment: Experiment, own: Sequence[Any]) -> list[Callback]:
+    """Make the callbacks of a run: the user's own, and those of its settings.
+
+    Raises:
+        FedLDError: One is no callback, or patience has no validation images to go by.
+    """
+    found = [as_callback(one) for one in own]
+    if experiment.patience is None:
+        return found
+    if experiment.validation is None:
+        raise FedLDError("patience goes by the loss on validation images: give --validation SHARE too")
+    return [*found, EarlyStopping(experiment.patience)]
+
+
+def as_callback(value: Any) -> Callback:
+    """Take a callback or a function.
+
+    Raises:
+        FedLDError: It is neither.
+    """
+    if isinstance(value, Callback):
+        return value
+    if not callable(value) or isinstance(value, type):
+        raise FedLDError(
+            f"a callback is a function of a round's record and model, or a Callback, not {value!r:.80}"
+        )
+    return _FromFunction(value)
