@@ -179,14 +179,23 @@ take() { # study, another, method: runs that both have are not made twice
     done
 }
 # Methods in closed form: linear ones once, since neither the seed nor the partition changes them; with 4,096 random units ten seeds.
-# One round; a minute and 5 minutes each
+# One round; one minute and five minutes each
 closed_heads() {
     for on in ${ON:-$EVERY}; do
         heads $on head-closed ridge,lda --head linear --train head --rounds 1 --seeds 0
+        heads $on head-balanced ridge,lda --head linear --train head --rounds 1 --seeds 0 \
+            --set ridge.balanced=true --set lda.balanced=true
     done
     for on in ${ON:-$EVERY}; do
         heads $on head-random ridge --head linear --train head --rounds 1 --seeds $SEEDS --set ridge.features=random:4096
     done
+}
+# The same on chest X-rays with another trunk, EfficientNet-Lite0. TRUNK2: its weights, unless they lie in DATA/../weights
+closed_trunk2() {
+    WEIGHTS=${TRUNK2:-$DATA/../weights/efficientnet_lite0_imagenet.safetensors}
+    heads covid efficientnet-closed ridge,lda --model efficientnet_lite0 --head linear --train head --rounds 1 --seeds 0
+    heads covid efficientnet-random ridge --model efficientnet_lite0 --head linear --train head --rounds 1 --seeds $SEEDS \
+        --set ridge.features=random:4096
 }
 # The same at one rate for all, the middle of the five. COVID-FL 14 minutes, the others 6 each
 shared_heads() {
@@ -246,7 +255,7 @@ collect() {
     done
 }
 
-[ $# -gt 0 ] || set -- sensitivity_rate shared_heads tuned_heads figure2_heads table2_heads table3_heads sensitivity_alpha last4 collect
+[ $# -gt 0 ] || set -- sensitivity_rate shared_heads tuned_heads figure2_heads table2_heads table3_heads sensitivity_alpha last4 closed_heads closed_trunk2 collect
 for part in "$@"; do
     start=$(date +%s)
     $part

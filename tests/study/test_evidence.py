@@ -32,6 +32,8 @@ HEADS |= {
     "figure2_heads": "retina",
     "table2_heads": "covid",
     "table3_heads": "retina",
+    "closed_heads": "covid",
+    "closed_trunk2": "covid",
 }
 PARTS = HEADS | dict.fromkeys(("rules", "fundus", "tuned", "covid", "retina_published"), "")
 
