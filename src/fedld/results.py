@@ -17,6 +17,7 @@ from torch import nn
 from fedld.analysis.diagnosis.page import Diagnosis, diagnose_run
 from fedld.config.experiment import Experiment
 from fedld.config.resolve import make_federation, make_method
+from fedld.engine.ensemble import Ensemble, load_predictor
 from fedld.engine.network import loaded, normalised
 from fedld.errors import FedLDError
 from fedld.frames import data_frame
@@ -153,6 +154,20 @@ class Study:
             FedLDError: neither library is installed.
         """
         return data_frame(_numbers(standing) for standing in self.comparison.standings)
+
+    def ensemble(self, method: str) -> Ensemble:
+        """Put the models of a method's seeds together as one predictor.
+
+        Args:
+            method: the method's label.
+
+        Returns:
+            A predictor whose `probabilities` are the mean of the models'.
+
+        Raises:
+            FedLDError: there is no such method, it has no global model, or the network is the user's own.
+        """
+        return load_predictor(self.path, method)
 
     @property
     def verdict(self) -> str:

@@ -16,10 +16,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from fedld.api import compare
 from fedld.cli import app
 from fedld.config.experiment import make_experiment
 from fedld.config.resolve import make_federation
 from fedld.data.pictures import read_pictures
+from fedld.engine.ensemble import load_predictor
 from fedld.engine.loop import run
 from fedld.engine.saved import load_model
 from fedld.errors import FedLDError
@@ -216,3 +218,29 @@ def test_a_device_is_written_to_and_stays_one(trained, pictures, tmp_path):
     predicted(trained, pictures, "--out", os.devnull)
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
     assert not Path(f"{os.devnull}.tmp").exists()
+
+
+def test_the_seeds_of_a_method_predict_together(pictures, tmp_path):
+    out = tmp_path / "study"
+    settings = TINY | {"jobs": 0, "progress": False}
+    del settings["workers"]
+    study = compare(["fedavg", "fedprox"], f"folder:{pictures}", seeds=[0, 1], out=out, **settings)
+    [(_, pixels)] = read_pictures(pictures / "a", (3, 8, 8))
+    singly = [load_model(out / f"runs/fedavg-seed{seed}").probabilities(pixels) for seed in (0, 1)]
+    np.testing.assert_array_equal(study.ensemble("fedavg").probabilities(pixels), np.mean(singly, axis=0))
+    rows = predicted(out, pictures / "a", "--method", "fedavg")
+    np.testing.assert_allclose(
+        [float(row["p_dark"]) for row in rows], np.mean(singly, axis=0)[:, 0], atol=1e-8
+    )
+    for more, sentence in (
+        ([], "is a study of fedavg, fedprox: choose one with --method"),
+        (["--method", "fedagv"], "did you mean 'fedavg'?"),
+    ):
+        result = CliRunner().invoke(app, ["predict", str(out), str(pictures), *more])
+        assert sentence in str(result.exception)
+    result = CliRunner().invoke(
+        app, ["predict", str(out / "runs/fedavg-seed0"), str(pictures), "--method", "x"]
+    )
+    assert "is no study" in str(result.exception)
+    (out / "runs/fedavg-seed1/model.safetensors").unlink()
+    assert load_predictor(out, "fedavg").notes == ("seed 1 of fedavg has no model",)

@@ -1,0 +1,83 @@
+"""Several saved models as one predictor: the seeds of a method in a study, their probabilities averaged."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedld.engine.saved import Facts, SavedModel, load_model
+from fedld.errors import FedLDError, nearest
+from fedld.records.reader import Run, by_label, read_one
+
+
+@dataclass(frozen=True, eq=False)
+class Ensemble:
+    """Models with the same classes and inputs.
+
+    notes: what a user must know: a file without a checksum, a seed without a model.
+    """
+
+    models: tuple[SavedModel, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def facts(self) -> Facts:
+        """Classes and inputs, which all models share."""
+        return self.models[0].facts
+
+    def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """Mean of the models' probabilities, (N, classes), of uint8 pictures (N, H, W, C)."""
+        found = np.stack([model.probabilities(images) for model in self.models])
+        return np.asarray(found.mean(axis=0), np.float64)
+
+
+def load_predictor(path: Path, method: str | None = None) -> Ensemble:
+    """Read what predicts: a model file, the model of a run, or the models of a method's seeds in a study.
+
+    Args:
+        path: model file, run directory or study directory.
+        method: label of the method, for a study with several.
+
+    Returns:
+        An ensemble, of one model where there is one.
+
+    Raises:
+        FedLDError: there is no such model or method, a file is damaged, or models do not fit together.
+    """
+    if not (path / "study.json").exists():
+        if method is not None:
+            raise FedLDError(f"'{path}' is no study: --method chooses among a study's methods")
+        return joined({str(path): load_model(path)})
+    return seeds_of(_chosen(path, by_label(read_one(path).runs), method))
+
+
+def seeds_of(runs: Sequence[Run]) -> Ensemble:
+    """The models of some runs together; runs without a model are noted."""
+    have = [run for run in runs if (run.path / "model.safetensors").is_file()]
+    if not have:
+        raise FedLDError(f"no run of {runs[0].label} has a global model")
+    notes = tuple(f"seed {run.seed} of {run.label} has no model" for run in runs if run not in have)
+    return joined({f"seed {run.seed}": load_model(run.path) for run in have}, notes)
+
+
+def joined(models: dict[str, SavedModel], notes: tuple[str, ...] = ()) -> Ensemble:
+    """Models by name as one predictor; they must have the same classes and inputs."""
+    first, *others = models
+    for name in others:
+        for fact in ("classes", "input_shape"):
+            if getattr(models[name].facts, fact) != getattr(models[first].facts, fact):
+                raise FedLDError(f"the models of {first} and {name} have other {fact.replace('_', ' ')}")
+    told = tuple(model.note for model in models.values() if model.note)
+    return Ensemble(tuple(models.values()), (*told, *notes))
+
+
+def _chosen(path: Path, labelled: dict[str, list[Run]], method: str | None) -> list[Run]:
+    if not labelled:
+        raise FedLDError(f"the study '{path}' has no runs")
+    if method is None and len(labelled) > 1:
+        raise FedLDError(f"'{path}' is a study of {', '.join(labelled)}: choose one with --method")
+    if method is not None and method not in labelled:
+        raise FedLDError(f"there is no method '{method}' in '{path}': {nearest(method, list(labelled))}")
+    return labelled[method or next(iter(labelled))]
