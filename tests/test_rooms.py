@@ -11,7 +11,7 @@ HOME = Path(__file__).parents[1]
 PACKAGE = HOME / "src/fedld"
 ABOVE = {"__init__", "__main__"}  # the lazy front door and the entry point see everything
 ONLY = {
-    "flwr": ("engine/backends/flower/", "flower.py"),
+    "flwr": ("engine/backends/flower/", "deployment/", "flower.py"),
     "matplotlib": ("study/",),
     "mpl_toolkits": ("study/",),
 }

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from fedld.engine.backends.flower.keys import make_certificates, make_site_key
+from fedld.deployment.keys import make_certificates, make_site_key
 
 SITES = ("alpha", "beta", "gamma")
 FEDLD = str(Path(sys.executable).with_name("fedld"))

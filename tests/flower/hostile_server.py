@@ -10,7 +10,7 @@ import torch
 from flwr.app import RecordDict
 
 from fedld.__main__ import main
-from fedld.engine.backends.flower import server
+from fedld.deployment import server_app
 from fedld.engine.backends.flower.sites import Patience, exchange, online
 from fedld.engine.backends.flower.wire import Answer, pack, tree, tree_names
 
@@ -32,5 +32,5 @@ def crafted(grid, out, config):
 
 
 if __name__ == "__main__":
-    server._run = crafted
+    server_app._run = crafted
     main()

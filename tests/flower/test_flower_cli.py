@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from fedld.cli.site import server, site
 from fedld.config.experiment import make_experiment
+from fedld.deployment.launch import FlowerServer, Node
+from fedld.deployment.server_app import allowed
+from fedld.deployment.submit import flower_defaults, submit
 from fedld.engine.backends.flower.check import check_site
-from fedld.engine.backends.flower.launch import FlowerServer, Node
-from fedld.engine.backends.flower.server import allowed
-from fedld.engine.backends.flower.submit import flower_defaults, submit
 from fedld.errors import FedLDError
 
 ROOT = Path(__file__).parents[2]
@@ -117,8 +117,9 @@ def test_runs_are_written_where_the_server_says(monkeypatch, tmp_path):
 def test_a_foreign_app_is_never_loaded():
     """Whatever app a message belongs to, the guarded programs load fedld's."""
     code = """
-from fedld.engine.backends.flower import site, warm
-warm._only_fedld("clientapp")
+from fedld.deployment import supervisor
+from fedld.engine.backends.flower import site
+supervisor._only_fedld("clientapp")
 from flwr.clientapp.utils import get_load_client_app_fn
 from flwr.supernode.runtime import run_clientapp
 import sys
@@ -140,14 +141,14 @@ def test_quorum_defaults_and_servers_that_are_not_there(tmp_path):
 
 def test_flower_finds_the_apps():
     assert validate("digits:server", project_dir=ROOT / "examples" / "flower" / "app") == (True, None)
-    assert validate("fedld.engine.backends.flower.server:app") == (True, None)
+    assert validate("fedld.deployment.server_app:app") == (True, None)
     assert validate("fedld.engine.backends.flower.site:app") == (True, None)
 
 
 def test_logs_are_plain_have_the_time_and_are_rotated(tmp_path):
     """Also of what processes print that were started by the one that logs; the output goes on as before."""
     code = (
-        "import os, sys; from pathlib import Path; from fedld.engine.backends.flower.log import logged\n"
+        "import os, sys; from pathlib import Path; from fedld.deployment.log import logged\n"
         "with logged(Path('site.log'), largest=2000):\n"
         "    print('\\x1b[92mINFO\\x1b[0m: ready', flush=True)\n"
         "    os.system('echo from a child >&2')\n"

@@ -9,12 +9,12 @@ import pytest
 from safetensors.torch import load, load_file
 
 from fedld.config.experiment import make_experiment
+from fedld.deployment.control import Control
+from fedld.deployment.keys import make_site_key
+from fedld.deployment.submit import flower_defaults, submit
 from fedld.engine import worker
-from fedld.engine.backends.flower.control import Control
 from fedld.engine.backends.flower.disclosure import SiteDraws
-from fedld.engine.backends.flower.keys import make_site_key
 from fedld.engine.backends.flower.limits import Limits
-from fedld.engine.backends.flower.submit import flower_defaults, submit
 from fedld.engine.loop import quiet, run
 from fedld.records.vouched import read_vouched
 

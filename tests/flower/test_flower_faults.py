@@ -10,7 +10,7 @@ from flwr.supercore.fab import Fab
 from safetensors.torch import load_file
 
 from fedld.config.experiment import make_experiment
-from fedld.engine.backends.flower.control import Control
+from fedld.deployment.control import Control
 from fedld.engine.loop import run
 
 SETTINGS = {"clients": 3, "seed": 5, "lr": 0.05, "momentum": 0.0, "method": "scaffold"}

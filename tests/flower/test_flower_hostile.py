@@ -13,7 +13,7 @@ from safetensors import safe_open
 from fedld import __version__
 from fedld.config.experiment import make_experiment
 from fedld.config.resolve import make_method
-from fedld.engine.backends.flower.control import Control
+from fedld.deployment.control import Control
 from fedld.engine.network import divided, make_layout
 from fedld.records.ledger import Ledger
 

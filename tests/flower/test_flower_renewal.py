@@ -8,8 +8,8 @@ from cryptography import x509
 from typer.testing import CliRunner
 
 from fedld.cli.site import server
-from fedld.engine.backends.flower import keys
-from fedld.engine.backends.flower.keys import make_certificates, renew_certificate
+from fedld.deployment import keys
+from fedld.deployment.keys import make_certificates, renew_certificate
 from fedld.errors import FedLDError
 
 

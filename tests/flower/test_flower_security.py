@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from flwr.supercore.date import now
 
-from fedld.engine.backends.flower import gate
-from fedld.engine.backends.flower.gate import Gate
-from fedld.engine.backends.flower.listener import Activity, Holding
-from fedld.engine.backends.flower.superlink import Stored
+from fedld.deployment import admission
+from fedld.deployment.admission import Admission
+from fedld.deployment.listener import Activity, Holding
+from fedld.deployment.superlink import Stored
 
 HERE = Path(__file__).parent
 NOBODY = 65534
@@ -65,7 +65,7 @@ def test_the_gate_reads_nothing_of_a_stranger():
 
         pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         scope = {"type": "http", "method": "POST", "path": path, "headers": pairs}
-        asyncio.run(Gate(never, lambda: {"alpha": b"key"})(scope, never, send))
+        asyncio.run(Admission(never, lambda: {"alpha": b"key"})(scope, never, send))
         return said[0]
 
     known = {"flwr_public_key": b64encode(b"key").decode(), "flwr_timestamp": now().isoformat()}
@@ -79,7 +79,7 @@ def test_the_gate_reads_nothing_of_a_stranger():
 
 def test_a_site_cannot_fill_the_servers_disk(monkeypatch, tmp_path):
     """Above its share of the room, while that is full, a site's replies are refused; others' are taken."""
-    monkeypatch.setattr(gate, "_unsigned", lambda headers, keys: None)
+    monkeypatch.setattr(admission, "_unsigned", lambda headers, keys: None)
     stored, passed, said = Stored(tmp_path / "links.db", 100.0), [], []
 
     async def flower(scope, receive, send):
@@ -88,7 +88,7 @@ def test_a_site_cannot_fill_the_servers_disk(monkeypatch, tmp_path):
     async def send(part):
         said.append(part.get("status", 0))
 
-    guard = Gate(flower, lambda: {"a": b"a", "b": b"b"}, full=stored.full, room=stored.room)
+    guard = Admission(flower, lambda: {"a": b"a", "b": b"b"}, full=stored.full, room=stored.room)
 
     def push(key, call="push-object"):
         facts = {b"content-length": b"40", b"flwr-public-key": b64encode(key)}
@@ -124,13 +124,13 @@ def test_what_server_and_sites_write_is_private(secure):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
 def test_another_account_of_the_machine_gets_nothing(secure):
-    door = json.loads((secure.folder / "runs" / "running.json").read_text())["door"]
+    path = json.loads((secure.folder / "runs" / "running.json").read_text())["socket"]
     child = os.fork()
     if child == 0:
         os.setgroups([])
         os.setuid(NOBODY)
         try:
-            socket.socket(socket.AF_UNIX).connect(door)
+            socket.socket(socket.AF_UNIX).connect(path)
         except PermissionError:
             os._exit(0)
         finally:

@@ -25,17 +25,17 @@ from fedld import __version__
 from fedld.config.experiment import make_experiment
 from fedld.config.resolve import make_data_spec
 from fedld.data import load
+from fedld.deployment import supervisor
+from fedld.deployment.grid import BoundedGrid, unfolded_size
+from fedld.deployment.submit import _follow, flower_defaults
 from fedld.engine import loop, worker
 from fedld.engine.backends.flower import backend as backend_module
 from fedld.engine.backends.flower import site as site_module
-from fedld.engine.backends.flower import warm
 from fedld.engine.backends.flower.disclosure import SiteDraws
-from fedld.engine.backends.flower.grid import BoundedGrid, unfolded_size
+from fedld.engine.backends.flower.engine import FlowerEngine
 from fedld.engine.backends.flower.limits import Limits
-from fedld.engine.backends.flower.server import FlowerEngine
 from fedld.engine.backends.flower.simulation import export, virtual_sites
 from fedld.engine.backends.flower.sites import Sites, content_of
-from fedld.engine.backends.flower.submit import _follow, flower_defaults
 from fedld.engine.backends.flower.wire import Answer, Order, Question, pack, site_name, size, tree, unpack
 from fedld.engine.checkpoint import load_checkpoint
 from fedld.engine.jobs import Failure
@@ -747,16 +747,16 @@ def test_tasks_end_with_the_daemon_that_asked_for_them(monkeypatch, tmp_path):
     """The next daemon does not know their tokens."""
     working, held = subprocess.Popen(["sleep", "60"]), []
 
-    def attend(nursery):
-        held.append(set(nursery.tasks))
-        nursery.tasks |= {working.pid} if len(held) == 1 else set()
+    def attend(supervised):
+        held.append(set(supervised.tasks))
+        supervised.tasks |= {working.pid} if len(held) == 1 else set()
         return 1
 
-    monkeypatch.setattr(warm._Nursery, "_attend", attend)
-    monkeypatch.setattr(warm._Nursery, "_fork", lambda *_: 0)
-    monkeypatch.setattr(warm.signal, "signal", lambda *_: None)
-    nursery = warm._Nursery("flwr-clientapp", lambda: None, lambda _: None, tmp_path / "door")
-    assert nursery.run(lambda _: len(held) < 2) == 1
+    monkeypatch.setattr(supervisor._Supervisor, "_attend", attend)
+    monkeypatch.setattr(supervisor._Supervisor, "_fork", lambda *_: 0)
+    monkeypatch.setattr(supervisor.signal, "signal", lambda *_: None)
+    supervised = supervisor._Supervisor("flwr-clientapp", lambda: None, lambda _: None, tmp_path / "door")
+    assert supervised.run(lambda _: len(held) < 2) == 1
     assert held == [set(), set()]
     with pytest.raises(ProcessLookupError):
         os.kill(working.pid, 0)

@@ -91,7 +91,7 @@ def _own_again(settings: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any
 
 
 def _flower(settings: dict[str, Any]) -> dict[str, Any]:
-    from fedld.engine.backends.flower.submit import flower_defaults
+    from fedld.deployment.submit import flower_defaults
 
     return flower_defaults(settings)
 
@@ -104,7 +104,7 @@ def _submit(
         from fedld.engine.backends.flower.simulation import simulate
 
         return simulate(experiment, path, bars, resume=resumed)
-    from fedld.engine.backends.flower.submit import submit
+    from fedld.deployment.submit import submit
 
     if engine != "flower":
         raise FedLDError(f"unknown engine '{engine}': {nearest(engine, ENGINES)}")

@@ -77,8 +77,8 @@ def start_site(
     insecure: Insecure = False,
 ) -> None:
     """Join a federation and stay until stopped: a Flower SuperNode that runs fedld and nothing else."""
+    from fedld.deployment.launch import Node
     from fedld.engine.backends.flower.federation import FileFacts, open_site, training_rows
-    from fedld.engine.backends.flower.launch import Node
     from fedld.engine.backends.flower.limits import Limits
 
     if weights is not None:
@@ -109,7 +109,7 @@ def start_site(
 @site.command("status")
 def site_status(name: Name, state: State = Path("fedld-state")) -> None:
     """Show the running site: its server, and what it did last."""
-    from fedld.engine.backends.flower import control
+    from fedld.deployment import control
 
     for line in control.site_status(state / name):
         typer.echo(line)
@@ -118,7 +118,7 @@ def site_status(name: Name, state: State = Path("fedld-state")) -> None:
 @site.command("stop")
 def stop_site(name: Name, state: State = Path("fedld-state")) -> None:
     """End the running site; its state stays."""
-    from fedld.engine.backends.flower import control
+    from fedld.deployment import control
 
     control.stop(state / name)
     typer.echo(f"site '{name}' stopped")
@@ -127,7 +127,7 @@ def stop_site(name: Name, state: State = Path("fedld-state")) -> None:
 @site.command("key")
 def site_key(name: Name, out: Annotated[Path, typer.Option(help="folder")] = Path()) -> None:
     """Make this site's key pair: NAME.key stays here, NAME.pub goes to the server's operator."""
-    from fedld.engine.backends.flower.keys import make_site_key
+    from fedld.deployment.keys import make_site_key
 
     make_site_key(name, out)
     typer.echo(f"keep {out / name}.key, send {out / name}.pub to the server's operator")
@@ -160,7 +160,7 @@ def start_server(
     disk_gb: Annotated[float, typer.Option(help="room for replies that are not read yet", min=0)] = 50.0,
 ) -> None:
     """Wait for sites and experiments until stopped: a Flower SuperLink that runs fedld and nothing else."""
-    from fedld.engine.backends.flower.launch import FlowerServer
+    from fedld.deployment.launch import FlowerServer
 
     if code := FlowerServer(host, port, runs, ca, certificate, key, database, insecure, disk_gb).start():
         raise FedLDError(f"the SuperLink ended with code {code}, see above")
@@ -174,28 +174,28 @@ def register(
     runs: Runs = Path("runs"),
 ) -> None:
     """Let a site in: its name and key are written to RUNS/sites.toml, which the server obeys at once."""
-    from fedld.engine.backends.flower.launch import private_folder, roster_file
-    from fedld.engine.backends.flower.roster import Roster
+    from fedld.deployment.launch import private_folder, registrations_file
+    from fedld.deployment.registrations import Registrations
 
     private_folder(runs)
-    Roster(roster_file(runs)).add(name, key)
+    Registrations(registrations_file(runs)).add(name, key)
     typer.echo(f"site '{name}' is registered")
 
 
 @server.command()
 def unregister(name: Name, runs: Runs = Path("runs")) -> None:
     """Let a site in no longer."""
-    from fedld.engine.backends.flower.launch import roster_file
-    from fedld.engine.backends.flower.roster import Roster
+    from fedld.deployment.launch import registrations_file
+    from fedld.deployment.registrations import Registrations
 
-    Roster(roster_file(runs)).remove(name)
+    Registrations(registrations_file(runs)).remove(name)
     typer.echo(f"site '{name}' is no longer registered")
 
 
 @server.command("status")
 def server_status(runs: Runs = Path("runs")) -> None:
     """Show the running server: its sites, connected since when and last seen, and its runs."""
-    from fedld.engine.backends.flower import control
+    from fedld.deployment import control
 
     for line in control.server_status(runs):
         typer.echo(line)
@@ -204,7 +204,7 @@ def server_status(runs: Runs = Path("runs")) -> None:
 @server.command("stop")
 def stop_server(runs: Runs = Path("runs")) -> None:
     """End the running server; runs keep their last finished round."""
-    from fedld.engine.backends.flower import control
+    from fedld.deployment import control
 
     control.stop(runs)
     typer.echo("server stopped")
@@ -222,7 +222,7 @@ def certificates(
     ] = None,
 ) -> None:
     """Make or renew the server's certificate, and the authority's that sites need to recognise it."""
-    from fedld.engine.backends.flower.keys import make_certificates, renew_certificate
+    from fedld.deployment.keys import make_certificates, renew_certificate
 
     if renew:
         until = renew_certificate(host or [], out, ca_key)

@@ -9,21 +9,11 @@ sites       who takes part: site names, not Flower's changing node ids
 federation  a Federation without pixels for the server, and one with a single client for a site
 orders      a site's jobs in one message, its reply checked
 backend     the round loop's `Backend` over Flower's grid: quorum, time limits, missing sites
-server      the ServerApp
-control     what the operator does with a running server
-submit      `fedld run --engine flower`
+engine      the sites as an engine of the round loop
 simulation  `fedld run --engine flower-simulation`
-launch      server and site with safe defaults
-superlink   Flower's SuperLink: one port for sites, everything else behind a door
-supernode   Flower's SuperNode without a port
-gate        who may pass the sites' port
-listener    bounds on connections, and calls that wait for work
-door        a Unix socket that only its owner opens
-roster      the operator's file of names and keys
-grid        replies, bounded before they are unfolded
-warm        how Flower's daemons start our apps quickly, and no others
 check       `fedld site check`
-keys        certificates and keys to begin with
+
+Starting, admitting and supervising server and sites is in `fedld.deployment`.
 """
 
 import os

@@ -20,7 +20,7 @@ from fedld.config.resolve import make_data_spec
 from fedld.data import Federation, load
 from fedld.engine import loop
 from fedld.engine.backends.flower import site
-from fedld.engine.backends.flower.server import FlowerEngine
+from fedld.engine.backends.flower.engine import FlowerEngine
 from fedld.engine.exchange import Progress
 from fedld.errors import FedLDError
 from fedld.records.schema import Summary

@@ -3,21 +3,22 @@
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from flwr.app import Message, RecordDict
+from flwr.app.error import Error
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedld import __version__
 from fedld.data.datasets import natural
-from fedld.engine.backends.flower.grid import BadReply, BoundedGrid
-from fedld.engine.backends.flower.roster import Roster
 from fedld.engine.backends.flower.wire import Answer, Description, Question, pack, unpack
 from fedld.engine.jobs import Failure
 from fedld.errors import FedLDError, printable
 
 Tell = Callable[[list[str]], None]
+Registered = Callable[[bytes], str | None]
+"""Gives the name under which a key is registered, None for an unknown key."""
 POLL = 0.3
 PRESENCE = 5.0
 DESCRIPTION = 1 << 20
@@ -31,6 +32,19 @@ FLOWER = {
 """Flower's errors in our words; all others are failures of the site's program."""
 
 
+class BadReply(Error):  # noqa: N818 (Flower calls its own Error)
+    """A reply that was not taken; its reason is ours."""
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A grid whose replies have a largest size."""
+
+    def pull_within(self, message_ids: Iterable[str], largest: int) -> list[Message]:
+        """The replies that have come; one that is too large or broken comes as an error."""
+        ...
+
+
 class Sites:
     """The sites of a run, the nodes they are reached at now, and the nodes that were refused, with reasons.
 
@@ -38,9 +52,9 @@ class Sites:
     """
 
     def __init__(
-        self, grid: Grid, question: Question, shape: tuple[int, ...], roster: Roster | None = None
+        self, grid: Grid, question: Question, shape: tuple[int, ...], registered: Registered | None = None
     ) -> None:
-        self.grid, self.question, self.shape, self.roster = grid, question, shape, roster
+        self.grid, self.question, self.shape, self.registered = grid, question, shape, registered
         self.fixed: list[Description] | None = None
         self.refused: dict[str, str] = {}
         self._known: dict[int, Description | None] = {}
@@ -77,8 +91,8 @@ class Sites:
         A round never waits for an answer: a site that comes back takes part as soon as it has answered.
         """
         infos = online(self.grid)
-        if self.roster is not None:
-            infos = {node: info for node, info in infos.items() if self.roster.name(info.public_key)}
+        if self.registered is not None:
+            infos = {node: info for node, info in infos.items() if self.registered(info.public_key)}
         since = {node: info.last_activated_at for node, info in infos.items()}
         came = [node for node in infos if self._online.get(node) != since[node]]
         self._online = since
@@ -91,7 +105,7 @@ class Sites:
             node = self._asked.pop(reply.metadata.reply_to_message_id)
             if node in infos:
                 info = infos[node]
-                registered = self.roster.name(info.public_key) if self.roster else info.name
+                registered = self.registered(info.public_key) if self.registered else info.name
                 self._known[node] = self._accept(content_of(reply), node, registered)
 
     def _accept(self, reply: RecordDict | Failure, node: int, registered: str | None) -> Description | None:
@@ -146,7 +160,7 @@ def content_of(reply: Message) -> RecordDict | Failure:
 
 def pull(grid: Grid, messages: Iterable[str], largest: int) -> Iterable[Message]:
     """Replies of at most `largest` bytes; in a simulation all is one process, and nobody is a stranger."""
-    if isinstance(grid, BoundedGrid):
+    if isinstance(grid, Bounded):
         return grid.pull_within(list(messages), largest)
     return grid.pull_messages(list(messages))
 

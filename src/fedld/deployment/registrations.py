@@ -1,4 +1,4 @@
-"""The roster: which site has which key, in a file that the operator owns. One name, one key.
+"""Registrations: which site has which key, in a file that the operator owns. One name, one key.
 
 The file is the only truth: the server admits the keys that are in it now, under these names. So a lost
 database loses no registration, and who is removed is out at once.
@@ -28,7 +28,7 @@ from fedld.records.writer import write_atomically
 Keys = dict[str, bytes]
 
 
-class Roster:
+class Registrations:
     """Names and keys as they stand in the file, read again whenever it changes."""
 
     def __init__(self, file: Path) -> None:
@@ -102,7 +102,9 @@ def _texts(file: Path) -> dict[str, str]:
         sites = tomllib.loads(file.read_text())["sites"]
         return {str(name): str(text) for name, text in sites.items()}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, AttributeError):
-        raise FedLDError(f"'{file}' is not a roster: it has a table [sites] of names and keys") from None
+        raise FedLDError(
+            f"'{file}' is no file of registrations: it has a table [sites] of names and keys"
+        ) from None
 
 
 def _key(name: str, text: str) -> bytes:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fedld import __version__
+from fedld.deployment.log import logged
+from fedld.deployment.registrations import Registrations
 from fedld.engine.backends.flower.federation import FileFacts
 from fedld.engine.backends.flower.limits import Limits
-from fedld.engine.backends.flower.log import logged
-from fedld.engine.backends.flower.roster import Roster
 from fedld.engine.backends.flower.wire import site_name
 from fedld.errors import FedLDError
 from fedld.records.writer import dump, write_atomically
@@ -54,35 +54,35 @@ class FlowerServer:
     def start(self) -> int:
         """Run until stopped."""
         words = self.words()
-        roster = None if self.insecure else Roster(roster_file(self.runs))
-        if roster is not None:
-            roster.keys()
+        registrations = None if self.insecure else Registrations(registrations_file(self.runs))
+        if registrations is not None:
+            registrations.keys()
         os.umask(0o077)
         private_folder(self.runs)
         with locked(self.runs, "server"), logged(self.runs / "server.log"):
-            return self._serve(words, roster)
+            return self._serve(words, registrations)
 
-    def _serve(self, words: list[str], roster: Roster | None) -> int:
-        from fedld.engine.backends.flower.superlink import Stored, run_superlink
-        from fedld.engine.backends.flower.warm import serve
+    def _serve(self, words: list[str], registrations: Registrations | None) -> int:
+        from fedld.deployment.superlink import Stored, run_superlink
+        from fedld.deployment.supervisor import serve
 
         if not self.insecure and self._database().exists():
             self._database().chmod(0o600)
         os.environ |= {"FEDLD_RUNS": str(self.runs.absolute())}
-        if roster is not None:
-            os.environ["FEDLD_ROSTER"] = str(roster.file.absolute())
+        if registrations is not None:
+            os.environ["FEDLD_REGISTRATIONS"] = str(registrations.file.absolute())
         pid, stored = os.getpid(), Stored(self._database(), self.disk_gb * 1e9)
 
-        def daemon(door: Path) -> None:
-            run_superlink(words, roster, door, lambda: self._ready(door, pid), stored)
+        def daemon(socket_path: Path) -> None:
+            run_superlink(words, registrations, socket_path, lambda: self._ready(socket_path, pid), stored)
 
         try:
             return serve("serverapp", daemon)
         finally:
             presence_file(self.runs).unlink(missing_ok=True)
 
-    def _ready(self, door: Path, pid: int) -> None:
-        facts = {"door": str(door), "address": f"{self.host}:{self.port}"}
+    def _ready(self, socket_path: Path, pid: int) -> None:
+        facts = {"socket": str(socket_path), "address": f"{self.host}:{self.port}"}
         write_presence(presence_file(self.runs), pid, **facts)
         scheme = "http" if self.insecure else "https"
         print(f"fedld server is ready for sites at {scheme}://{self.host}:{self.port}", flush=True)
@@ -137,12 +137,12 @@ class Node:
             return self._serve(words, presence_file(folder))
 
     def _serve(self, words: list[str], presence: Path) -> int:
-        from fedld.engine.backends.flower.supernode import run_supernode
-        from fedld.engine.backends.flower.warm import serve
+        from fedld.deployment.supernode import run_supernode
+        from fedld.deployment.supervisor import serve
 
         write_presence(presence, os.getpid(), server=self.superlink)
         try:
-            return serve("clientapp", lambda door: run_supernode(words, door), self._again)
+            return serve("clientapp", lambda socket_path: run_supernode(words, socket_path), self._again)
         finally:
             presence.unlink(missing_ok=True)
 
@@ -160,9 +160,9 @@ class Node:
         """A sentence for a key that the server does not know, before Flower prints its own."""
         if self.insecure or self.key is None or self.ca is None:
             return
-        from fedld.engine.backends.flower.knock import knock
+        from fedld.deployment.registration_check import check_registration
 
-        refusal = knock(self.superlink, self.ca, self.key)
+        refusal = check_registration(self.superlink, self.ca, self.key)
         if refusal and "not registered" in refusal:
             raise FedLDError(
                 f"the key of '{self.site}' is not registered at the server '{self.superlink}': send "
@@ -172,14 +172,9 @@ class Node:
             raise FedLDError(f"the server '{self.superlink}' refuses '{self.site}': {refusal}")
 
 
-def roster_file(runs: Path) -> Path:
+def registrations_file(runs: Path) -> Path:
     """Where a server's operator keeps names and keys."""
     return runs / "sites.toml"
-
-
-def again(runs: Path, out: Path) -> str:
-    """The command that continues a run of a server."""
-    return f"fedld run --engine flower --server {runs} --resume {out}"
 
 
 def presence_file(folder: Path) -> Path:

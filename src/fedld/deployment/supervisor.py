@@ -1,8 +1,8 @@
 """Flower wants a new program for every message; here it starts quickly, and it is fedld and nothing else.
 
 This process has everything imported. It forks once for Flower's daemon (SuperLink or SuperNode), asks the
-daemon through its door for tasks, and forks for every task. So a message costs milliseconds instead of an
-import of PyTorch, and a task's token is in no command line.
+daemon through its Unix socket for tasks, and forks for every task. So a message costs milliseconds instead
+of an import of PyTorch, and a task's token is in no command line.
 
 The fork loads the installed fedld, whatever app was sent: a server cannot bring its own code to a site, nor a
 stranger to the server.
@@ -27,8 +27,8 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from fedld.engine.backends.flower.door import connect, through_doors
-from fedld.engine.backends.flower.grid import BoundedGrid
+from fedld.deployment.grid import BoundedGrid
+from fedld.deployment.unix_socket import allow_socket_paths, connect
 from fedld.engine.backends.processes import tune_process
 from fedld.errors import FedLDError
 from fedld.models import build
@@ -37,7 +37,7 @@ PAUSE = 0.2
 """Seconds before the next question for work, where the daemon did not answer the last one."""
 ENTRY = {
     "clientapp": ("flwr.supernode.cli.flwr_clientapp", "fedld.engine.backends.flower.site"),
-    "serverapp": ("flwr.superlink.cli.flwr_serverapp", "fedld.engine.backends.flower.server"),
+    "serverapp": ("flwr.superlink.cli.flwr_serverapp", "fedld.deployment.server_app"),
 }
 Main = Callable[[], None]
 Daemon = Callable[[Path], None]
@@ -52,17 +52,17 @@ def serve(app: str, daemon: Daemon, again: Again = lambda _: False) -> int:
     main = _only_fedld(app)
     _warm_up()
     with tempfile.TemporaryDirectory(prefix="fedld-") as folder:
-        return _Nursery(f"flwr-{app}", main, daemon, Path(folder) / "door").run(again)
+        return _Supervisor(f"flwr-{app}", main, daemon, Path(folder) / "socket").run(again)
 
 
 @dataclass
-class _Nursery:
+class _Supervisor:
     """The daemon and the tasks that run for it."""
 
     kind: str
     main: Main
     daemon: Daemon
-    door: Path
+    socket_path: Path
     process: int = 0
     stopping: bool = False
     tasks: set[int] = field(default_factory=set)
@@ -72,7 +72,7 @@ class _Nursery:
             signal.signal(number, self._stop)
         try:
             while True:
-                self.process = self._fork(lambda: self.daemon(self.door), signal.SIGTERM)
+                self.process = self._fork(lambda: self.daemon(self.socket_path), signal.SIGTERM)
                 code = self._attend()
                 self._end_tasks()
                 if self.stopping:
@@ -106,15 +106,15 @@ class _Nursery:
             self.tasks = {child for child in self.tasks if os.waitpid(child, os.WNOHANG) == (0, 0)}
             token = None
             try:
-                if client is None and self.door.exists():
+                if client is None and self.socket_path.exists():
                     version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
-                    client = connect(RuntimeHttpClient, self.door, [version])
+                    client = connect(RuntimeHttpClient, self.socket_path, [version])
                 if client and not self.stopping:
                     token = client.AcquireTask(request).token  # held by the daemon until there may be a task
             except httpx.HTTPError:  # the daemon is not there yet, or no longer
                 pass
             if token:
-                words = ["--runtime-api-address", str(self.door), "--token", token, "--insecure"]
+                words = ["--runtime-api-address", str(self.socket_path), "--token", token, "--insecure"]
                 self.tasks.add(self._fork(partial(self._task, words), signal.SIGKILL))
             elif token is None:
                 time.sleep(PAUSE)
@@ -166,7 +166,7 @@ def _become(main: Main, with_parent: signal.Signals) -> None:
 
 def _only_fedld(app: str) -> Main:
     """Flower's own entry point of an app, with the ways to foreign code closed."""
-    here = Path(str(files("fedld.engine.backends.flower") / "app"))
+    here = Path(str(files("fedld.deployment") / "app"))
     for place, name, replacement in (
         ("flwr.supernode.runtime.run_clientapp", "install_from_fab", lambda *_, **__: None),
         ("flwr.superlink.runtime.run_serverapp", "install_from_fab", lambda *_, **__: None),
@@ -179,7 +179,7 @@ def _only_fedld(app: str) -> Main:
         if not hasattr(module, name):
             raise FedLDError(f"this version of Flower has no {place}.{name}; fedld is made for flwr 1.41")
         setattr(module, name, replacement)
-    through_doors()
+    allow_socket_paths()
     entry, own = ENTRY[app]
     import_module(own)
     main: Main = getattr(import_module(entry), f"flwr_{app}")

@@ -1,4 +1,4 @@
-"""Flower's SuperNode without a port: its runtime endpoint is behind a door."""
+"""Flower's SuperNode without a port: its runtime endpoint is a Unix socket."""
 
 import sys
 import threading
@@ -11,23 +11,23 @@ import uvicorn
 from flwr.supernode.cli import flower_supernode as cli
 from flwr.supernode.main import create_app
 
-from fedld.engine.backends.flower.listener import Activity, Holding, Listener
-from fedld.engine.backends.flower.superlink import ACQUIRE
+from fedld.deployment.listener import Activity, Holding, Listener
+from fedld.deployment.superlink import ACQUIRE
 
 POLL = 0.25
 """Seconds between a site's questions for work, each of which the server holds until there may be some."""
 
 
-def run_supernode(words: list[str], door: Path) -> None:
+def run_supernode(words: list[str], socket_path: Path) -> None:
     """Ask the server for work until told to stop. `words` is the command line, without the program."""
 
     activity = Activity()
 
     def start(_: Any, state_factory: Any) -> tuple[uvicorn.Server, threading.Thread]:
         app = Holding(create_app(state_factory=state_factory), activity, ACQUIRE)
-        config = uvicorn.Config(app, uds=str(door), access_log=False, log_level="warning", ws="none")
+        config = uvicorn.Config(app, uds=str(socket_path), access_log=False, log_level="warning", ws="none")
         server = Listener(config, activity)
-        thread = threading.Thread(target=server.run, name="door")
+        thread = threading.Thread(target=server.run, name="socket")
         thread.start()
         while thread.is_alive() and not server.started:
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""The gate before the sites' port: Flower's fleet calls from registered keys pass, nothing else does.
+"""Admission to the sites' port: Flower's fleet calls from registered keys pass, nothing else does.
 
 Flower serves tasks, administration and sites on one port. Only the sites' calls are let through here; a
 stranger is turned away before a byte of what it sends is read.
@@ -16,7 +16,7 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
-from fedld.engine.backends.flower.roster import Keys
+from fedld.deployment.registrations import Keys
 
 FLEET = "/v1/fleet/"
 CALLS = frozenset(
@@ -33,7 +33,7 @@ LARGEST = 32 << 20
 App = Callable[..., Any]
 
 
-class Gate:
+class Admission:
     """An ASGI application before Flower's; `keys` gives the registered keys, None lets every key in.
 
     `renew` is told the key of a site that starts: Flower would believe it to be there still, for a minute.

@@ -1,4 +1,4 @@
-"""What the operator does with a running server, through its door: submit, follow, stop, look."""
+"""What the operator does with a running server, through its Unix socket: submit, follow, stop, look."""
 
 import hashlib
 import json
@@ -27,9 +27,9 @@ from flwr.supercore.error import FlowerError
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-from fedld.engine.backends.flower.door import connect
-from fedld.engine.backends.flower.launch import presence_file, roster_file
-from fedld.engine.backends.flower.roster import Roster
+from fedld.deployment.launch import presence_file, registrations_file
+from fedld.deployment.registrations import Registrations
+from fedld.deployment.unix_socket import connect
 from fedld.errors import FedLDError
 from fedld.records.ledger import Ledger, shown
 from fedld.records.reader import read_records
@@ -53,9 +53,11 @@ def server_status(runs: Path) -> Iterator[str]:
     yield f"server at {facts['address']} since {facts['since']}, process {facts['pid']}"
     newest = max(runs.glob("*/sites.json"), key=lambda path: path.stat().st_mtime, default=None)
     known = {} if newest is None else {one["site"]: one for one in json.loads(newest.read_text())["sites"]}
-    roster = Roster(roster_file(runs))
-    nodes = {(roster.name(node.public_key) or f"node {node.node_id}"): node for node in control.nodes()}
-    for name in sorted({*roster.keys(), *nodes}):
+    registrations = Registrations(registrations_file(runs))
+    nodes = {
+        (registrations.name(node.public_key) or f"node {node.node_id}"): node for node in control.nodes()
+    }
+    for name in sorted({*registrations.keys(), *nodes}):
         yield f"  {name}: {_node(nodes.get(name), known.get(name))}"
     for path in sorted(runs.glob("*/config.toml"), key=lambda path: path.stat().st_mtime):
         done = (path.parent / "summary.json").exists()
@@ -114,11 +116,11 @@ class Control:
             ) from None
         self.facts = facts
         version = RuntimeVersionHttpInterceptor(component_name="flwr")
-        self._client = connect(ControlHttpClient, Path(str(facts["door"])), [version])
+        self._client = connect(ControlHttpClient, Path(str(facts["socket"])), [version])
 
     def start(self, config: dict[str, Any]) -> int:
         """Start a run of fedld's app; its number."""
-        with as_file(files("fedld.engine.backends.flower") / "app") as app:
+        with as_file(files("fedld.deployment") / "app") as app:
             content = build_fab_from_disk(app)
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(config))

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedld.config.experiment import Experiment
-from fedld.engine.backends.flower.control import Control
-from fedld.engine.backends.flower.launch import again
+from fedld.deployment.control import Control
+from fedld.engine.backends.flower.engine import again
 from fedld.errors import FedLDError, Interrupted
 from fedld.records.schema import Event, Summary
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from flwr.app import Message, Metadata
-from flwr.app.error import Error
 from flwr.app.message import Array, make_message
 from flwr.common.constant import ErrorCode
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
@@ -26,16 +25,13 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 from flwr.superlink.grid import HttpGrid
 
+from fedld.engine.backends.flower.sites import BadReply
 from fedld.errors import FedLDError
 
 OBJECTS = 10_000
 """Objects of one reply: an array is one, and one for each piece of it."""
 
 Contents = dict[str, bytes]
-
-
-class BadReply(Error):  # noqa: N818 (Flower calls its own Error)
-    """A reply that was not taken; its reason is ours."""
 
 
 class BoundedGrid(HttpGrid):

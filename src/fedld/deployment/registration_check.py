@@ -16,7 +16,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from fedld.errors import FedLDError, printable
 
 
-def knock(server: str, ca: Path, key: Path) -> str | None:
+def check_registration(server: str, ca: Path, key: Path) -> str | None:
     """Why the server turned this key away; one that cannot be reached has not."""
     try:
         private = load_ssh_private_key(key.read_bytes(), None)
@@ -43,5 +43,5 @@ def knock(server: str, ca: Path, key: Path) -> str | None:
         return None
     except (httpx.HTTPError, httpx.InvalidURL):
         return None
-    gate = answer.status_code == httpx.codes.UNAUTHORIZED and answer.headers["content-type"] == "text/plain"
-    return printable(answer.text) if gate else None
+    plain = answer.headers["content-type"] == "text/plain"  # by our admission, not by Flower
+    return printable(answer.text) if plain and answer.status_code == httpx.codes.UNAUTHORIZED else None

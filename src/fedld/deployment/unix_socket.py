@@ -1,6 +1,6 @@
-"""A door: a Unix socket in a folder that only its owner can enter.
+"""A Unix socket in a folder that only its owner can enter.
 
-Flower's control and runtime endpoints ask nobody who they are. Behind a door the operating system does:
+Flower's control and runtime endpoints ask nobody who they are. On such a socket the operating system does:
 whoever reaches them is the account that started the server (or the site), or root.
 """
 
@@ -19,26 +19,26 @@ C = TypeVar("C", bound=ProtobufClient)
 TIMEOUT = 30.0
 
 
-def connect(kind: type[C], door: Path, interceptors: Sequence[Any] = (), retry: Any = None) -> C:
-    """A client of Flower that speaks through a door."""
-    check_door(door)
-    client = kind("http://door", interceptors=interceptors, verify=False, retry_invoker=retry)
+def connect(kind: type[C], socket_path: Path, interceptors: Sequence[Any] = (), retry: Any = None) -> C:
+    """A client of Flower that speaks through a Unix socket."""
+    check_socket(socket_path)
+    client = kind("http://localhost", interceptors=interceptors, verify=False, retry_invoker=retry)
     client._client.close()
-    client._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(door)), timeout=TIMEOUT)
+    client._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket_path)), timeout=TIMEOUT)
     return client
 
 
-def check_door(door: Path) -> None:
+def check_socket(socket_path: Path) -> None:
     """Somebody else's socket is not trusted, wherever its path was read."""
     try:
-        folder = door.parent.stat()
+        folder = socket_path.parent.stat()
     except OSError:
-        raise FedLDError(f"there is no server behind '{door}'") from None
+        raise FedLDError(f"there is no server behind '{socket_path}'") from None
     if folder.st_uid != os.getuid() or stat.S_IMODE(folder.st_mode) != 0o700:
-        raise FedLDError(f"'{door.parent}' is not a folder of yours alone")
+        raise FedLDError(f"'{socket_path.parent}' is not a folder of yours alone")
 
 
-def through_doors() -> None:
+def allow_socket_paths() -> None:
     """Let Flower's programs take a path where they expect HOST:PORT."""
     usual = ProtobufClient.from_server_address.__func__  # type: ignore[attr-defined]
 

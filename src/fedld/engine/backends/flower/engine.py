@@ -1,70 +1,36 @@
-"""The ServerApp: waits for the sites, then runs the engine's own round loop over Flower's grid."""
+"""A run across sites, as an engine: waits for the sites, then its workers are theirs."""
 
 import hashlib
 import json
-import os
-import tomllib
 from importlib.metadata import version
 from pathlib import Path
 from uuid import uuid4
 
 import torch
-from flwr.app import Context, UserConfig
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 from pydantic import TypeAdapter
 
 from fedld import __version__
-from fedld.config.experiment import Experiment, make_experiment
+from fedld.config.experiment import Experiment
 from fedld.config.resolve import make_data_spec, make_method, make_task
 from fedld.data import Federation
 from fedld.data.datasets import open_table
-from fedld.engine import loop
 from fedld.engine.backends.flower.backend import FlowerBackend
 from fedld.engine.backends.flower.federation import server_federation
-from fedld.engine.backends.flower.launch import again
-from fedld.engine.backends.flower.roster import Roster
-from fedld.engine.backends.flower.sites import Sites
+from fedld.engine.backends.flower.sites import Registered, Sites
 from fedld.engine.backends.flower.wire import Description, Question
 from fedld.engine.checkpoint import kept_states
 from fedld.engine.jobs import Backend, Setup, SharedMemory
 from fedld.errors import FedLDError
 from fedld.methods import Method
 from fedld.records.ledger import Ledger
-from fedld.records.schema import Event, Summary
+from fedld.records.schema import Event
 from fedld.records.writer import dump, write_atomically
 
-app = ServerApp()
 
-
-@app.main()
-def main(grid: Grid, context: Context) -> None:
-    """Run or resume the experiment that was submitted; the last event tells how it ended."""
-    config = dict(context.run_config)
-    out = Path(str(config["out"]))
-    try:
-        report({"event": "end", **_run(grid, allowed(out), config)})
-    except Exception as error:
-        text = str(error) if isinstance(error, FedLDError) else f"{type(error).__name__}: {error}"
-        report({"event": "error", "error": text, "resumable": (out / "checkpoints").exists()})
-        raise
-
-
-def _run(grid: Grid, out: Path, config: UserConfig) -> Summary:
-    engine = FlowerEngine(grid, out)
-    if config["resume"]:
-        return loop.resume(out, progress=report, engine=engine)
-    if (out / "config.toml").exists():
-        raise FedLDError(f"'{out}' already holds a run: choose another --out, or continue it with --resume")
-    experiment = make_experiment(tomllib.loads(str(config["experiment"])))
-    return loop.run(experiment, out, progress=report, engine=engine)
-
-
-def allowed(out: Path) -> Path:
-    """The run directory, if it lies where this server lets runs be written."""
-    runs = os.environ.get("FEDLD_RUNS")
-    if runs and not out.resolve().is_relative_to(Path(runs).resolve()):
-        raise FedLDError(f"this server keeps its runs in '{runs}', not in '{out}'")
-    return out
+def again(runs: Path, out: Path) -> str:
+    """The command that continues a run of a server."""
+    return f"fedld run --engine flower --server {runs} --resume {out}"
 
 
 def report(line: Event) -> None:
@@ -77,14 +43,29 @@ def _waiting(sites: list[str]) -> None:
 
 
 class FlowerEngine:
-    """Where a run's data and workers are: at the sites. The file sites.json fixes who they are."""
+    """Where a run's data and workers are: at the sites. The file sites.json fixes who they are.
+
+    Args:
+        grid: Flower's grid, which carries the messages.
+        out: the run directory.
+        runs: the server's folder of runs, which has its ledger; None for the run directory itself.
+        registered: gives the name under which a key is registered; None where every key is admitted.
+    """
 
     keeps_states: bool = False
 
-    def __init__(self, grid: Grid, out: Path) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        out: Path,
+        *,
+        runs: Path | None = None,
+        registered: Registered | None = None,
+    ) -> None:
         self.grid, self.file, self.folder = grid, out / "sites.json", out
+        self.runs, self.registered = runs, registered
         self.sites: Sites | None = None
-        self.ledger = Ledger(Path(os.environ.get("FEDLD_RUNS", out)) / "ledger.jsonl")
+        self.ledger = Ledger((runs or out) / "ledger.jsonl")
 
     def federation(self, experiment: Experiment) -> Federation:
         """Wait for the sites and build the federation from what they tell."""
@@ -99,8 +80,7 @@ class FlowerEngine:
         question = Question(
             version=__version__, classes=list(table.classes), image_size=experiment.image_size
         )
-        roster = os.environ.get("FEDLD_ROSTER")
-        self.sites = Sites(self.grid, question, shape, Roster(Path(roster)) if roster else None)
+        self.sites = Sites(self.grid, question, shape, self.registered)
         return server_federation(table, self._roster(experiment, self.sites))
 
     def _roster(self, experiment: Experiment, sites: Sites) -> list[Description]:
@@ -158,4 +138,4 @@ class FlowerEngine:
 
     def resuming(self, out: Path) -> str:
         """Typed where the server runs."""
-        return again(Path(os.environ.get("FEDLD_RUNS", out.parent)), out)
+        return again(self.runs or out.parent, out)

@@ -1,4 +1,4 @@
-"""Flower's SuperLink with one port for the sites; control and runtime are behind a door."""
+"""Flower's SuperLink with one port for the sites; control and runtime are a Unix socket."""
 
 import asyncio
 import signal
@@ -14,15 +14,15 @@ from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, 
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
 from flwr.superlink.main import create_app
 
-from fedld.engine.backends.flower.gate import FLEET, Gate
-from fedld.engine.backends.flower.listener import (
+from fedld.deployment.admission import FLEET, Admission
+from fedld.deployment.listener import (
     HEADER_BYTES,
     Activity,
     BoundedProtocol,
     Holding,
     Listener,
 )
-from fedld.engine.backends.flower.roster import Keys, Roster
+from fedld.deployment.registrations import Keys, Registrations
 from fedld.errors import FedLDError
 
 ACQUIRE = frozenset({"/v1/runtime/acquire-task"})
@@ -50,22 +50,26 @@ class Stored:
 
 
 def run_superlink(
-    words: list[str], roster: Roster | None, door: Path, ready: Callable[[], None], stored: Stored
+    words: list[str],
+    registrations: Registrations | None,
+    socket_path: Path,
+    ready: Callable[[], None],
+    stored: Stored,
 ) -> None:
     """Serve until told to stop. `words` is the SuperLink's command line, without the program."""
     sys.argv = ["flower-superlink", *words]
     config = _parse_superlink_lifespan_config()
     app = create_app(config, SuperLinkLifespan)
     state = app.state.linkstate_factory.state()
-    keys = _registrar(roster, state) if roster else None
+    keys = _registrar(registrations, state) if registrations else None
     activity = Activity()
-    door_app = Holding(app, activity, ACQUIRE, NEW_WORK)
+    socket_app = Holding(app, activity, ACQUIRE, NEW_WORK)
     sites_app = Holding(app, activity, PULL)
-    gate = Gate(sites_app, keys, partial(_renew, state), stored.full, stored.room)
+    admission = Admission(sites_app, keys, partial(_renew, state), stored.full, stored.room)
     common: dict[str, Any] = {"access_log": False, "log_level": "warning", "workers": 1, "ws": "none"}
-    inside = Listener(uvicorn.Config(door_app, uds=str(door), **common), activity)
+    inside = Listener(uvicorn.Config(socket_app, uds=str(socket_path), **common), activity)
     outside_config = uvicorn.Config(
-        gate,
+        admission,
         host=config.host,
         port=config.port,
         ssl_keyfile=config.ssl_keyfile,
@@ -104,14 +108,14 @@ def _renew(state: Any, key: bytes) -> None:
         state.deactivate_node(node)
 
 
-def _registrar(roster: Roster, state: Any) -> Callable[[], Keys]:
+def _registrar(registrations: Registrations, state: Any) -> Callable[[], Keys]:
     """The registered keys; one that is new in the file becomes known to Flower, too."""
     known: Keys = {}
 
     def keys() -> Keys:
         nonlocal known
         try:
-            current = roster.keys()
+            current = registrations.keys()
         except FedLDError as error:
             print(f"fedld: {error}; nobody is let in until it is mended", file=sys.stderr, flush=True)
             return {}
