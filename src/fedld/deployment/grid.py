@@ -25,6 +25,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 from flwr.superlink.grid import HttpGrid
 
+from fedld.engine.backends.flower.internals import runtime_client, set_message_id
 from fedld.engine.backends.flower.sites import BadReply
 from fedld.errors import FedLDError
 
@@ -39,7 +40,7 @@ class BoundedGrid(HttpGrid):
 
     def pull_within(self, message_ids: Iterable[str], largest: int) -> list[Message]:
         """The replies that have come; one that is too large or broken comes as an error."""
-        answer = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=message_ids))
+        answer = runtime_client(self).PullMessages(PullAppMessagesRequest(message_ids=message_ids))
         pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
         return [self._read(message, tree, largest) for message, tree in pairs]
 
@@ -51,7 +52,7 @@ class BoundedGrid(HttpGrid):
             if unfolded > largest:
                 raise FedLDError(f"its reply has {unfolded} bytes, more than {largest}")
             reply = cast(Message, inflate_object_from_contents(name, contents))
-            reply.metadata.__dict__["_message_id"] = name
+            set_message_id(reply, name)
             if reply.metadata.reply_to_message_id != message.metadata.reply_to_message_id:
                 raise FedLDError("its reply is to another message")
             return reply
@@ -62,7 +63,7 @@ class BoundedGrid(HttpGrid):
             confirm = ConfirmMessageReceivedRequest(
                 node=self.node, run_id=self.run.run_id, message_object_id=name
             )
-            self._runtime_client.ConfirmMessageReceived(confirm)
+            runtime_client(self).ConfirmMessageReceived(confirm)
 
     def _pull(self, names: list[str], largest: int) -> Contents:
         pull, seen = self._puller(), 0
@@ -78,7 +79,7 @@ class BoundedGrid(HttpGrid):
         return pull_objects(names, pull_object_fn=bounded)
 
     def _puller(self) -> Any:
-        return make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self.run.run_id)
+        return make_pull_object_fn_protobuf(runtime_client(self).PullObject, self.node, self.run.run_id)
 
     def _failed(self, reply_to: str, text: str) -> Message:
         here = self.node.node_id

@@ -11,8 +11,6 @@ from typing import Any
 
 import uvicorn
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
-from flwr.superlink.main import create_app
 
 from fedld.deployment.admission import FLEET, Admission
 from fedld.deployment.listener import (
@@ -23,6 +21,7 @@ from fedld.deployment.listener import (
     Listener,
 )
 from fedld.deployment.registrations import Keys, Registrations
+from fedld.engine.backends.flower import internals
 from fedld.errors import FedLDError
 
 ACQUIRE = frozenset({"/v1/runtime/acquire-task"})
@@ -58,9 +57,9 @@ def run_superlink(
 ) -> None:
     """Serve until told to stop. `words` is the SuperLink's command line, without the program."""
     sys.argv = ["flower-superlink", *words]
-    config = _parse_superlink_lifespan_config()
-    app = create_app(config, SuperLinkLifespan)
-    state = app.state.linkstate_factory.state()
+    config = internals.SUPERLINK_CONFIG.get()()
+    app = internals.SUPERLINK_APP.get()(config, internals.SUPERLINK_LIFESPAN.get())
+    state = internals.link_state(app)
     keys = _registrar(registrations, state) if registrations else None
     activity = Activity()
     socket_app = Holding(app, activity, ACQUIRE, NEW_WORK)

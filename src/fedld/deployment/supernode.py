@@ -8,11 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
-from flwr.supernode.cli import flower_supernode as cli
-from flwr.supernode.main import create_app
 
 from fedld.deployment.listener import Activity, Holding, Listener
 from fedld.deployment.superlink import ACQUIRE
+from fedld.engine.backends.flower import internals
 
 POLL = 0.25
 """Seconds between a site's questions for work, each of which the server holds until there may be some."""
@@ -24,7 +23,7 @@ def run_supernode(words: list[str], socket_path: Path) -> None:
     activity = Activity()
 
     def start(_: Any, state_factory: Any) -> tuple[uvicorn.Server, threading.Thread]:
-        app = Holding(create_app(state_factory=state_factory), activity, ACQUIRE)
+        app = Holding(internals.SUPERNODE_APP.get()(state_factory=state_factory), activity, ACQUIRE)
         config = uvicorn.Config(app, uds=str(socket_path), access_log=False, log_level="warning", ws="none")
         server = Listener(config, activity)
         thread = threading.Thread(target=server.run, name="socket")
@@ -33,10 +32,7 @@ def run_supernode(words: list[str], socket_path: Path) -> None:
             time.sleep(0.05)
         return server, thread
 
-    sys.modules["flwr.supernode.cli.flower_supernode"]._start_supernode_http_api = start  # type: ignore[attr-defined]
-    loop = sys.modules["flwr.supernode.start_client_internal"]
-    loop.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, POLL)))  # type: ignore[attr-defined]
-    pull = loop._pull_and_store_message
+    main, pull = internals.SUPERNODE_MAIN.get(), internals.SUPERNODE_PULL.get()
 
     def noted(**options: Any) -> int | None:
         run: int | None = pull(**options)
@@ -44,12 +40,14 @@ def run_supernode(words: list[str], socket_path: Path) -> None:
             activity.note()
         return run
 
-    loop._pull_and_store_message = noted  # type: ignore[attr-defined]
+    internals.SUPERNODE_HTTP.replace(start)
+    internals.SUPERNODE_TIME.replace(SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, POLL))))
+    internals.SUPERNODE_PULL.replace(noted)
     threading.excepthook = (
         _say  # Flower's heartbeat ends by an exception when the server knows the site no more
     )
     sys.argv = ["flower-supernode", *words]
-    cli()
+    main()
 
 
 def _say(failed: threading.ExceptHookArgs) -> None:

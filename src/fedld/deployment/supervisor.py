@@ -29,6 +29,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedld.deployment.grid import BoundedGrid
 from fedld.deployment.unix_socket import allow_socket_paths, connect
+from fedld.engine.backends.flower import internals
 from fedld.engine.backends.processes import tune_process
 from fedld.errors import FedLDError
 from fedld.models import build
@@ -36,8 +37,8 @@ from fedld.models import build
 PAUSE = 0.2
 """Seconds before the next question for work, where the daemon did not answer the last one."""
 ENTRY = {
-    "clientapp": ("flwr.supernode.cli.flwr_clientapp", "fedld.engine.backends.flower.site"),
-    "serverapp": ("flwr.superlink.cli.flwr_serverapp", "fedld.deployment.server_app"),
+    "clientapp": (internals.CLIENT_MAIN, "fedld.engine.backends.flower.site"),
+    "serverapp": (internals.SERVER_MAIN, "fedld.deployment.server_app"),
 }
 Main = Callable[[], None]
 Daemon = Callable[[Path], None]
@@ -167,20 +168,13 @@ def _become(main: Main, with_parent: signal.Signals) -> None:
 def _only_fedld(app: str) -> Main:
     """Flower's own entry point of an app, with the ways to foreign code closed."""
     here = Path(str(files("fedld.deployment") / "app"))
-    for place, name, replacement in (
-        ("flwr.supernode.runtime.run_clientapp", "install_from_fab", lambda *_, **__: None),
-        ("flwr.superlink.runtime.run_serverapp", "install_from_fab", lambda *_, **__: None),
-        ("flwr.supernode.runtime.run_clientapp", "get_project_dir", lambda *_: here),
-        ("flwr.superlink.runtime.run_serverapp", "get_project_dir", lambda *_: here),
-        ("flwr.clientapp.utils", "get_project_dir", lambda *_: here),
-        ("flwr.superlink.runtime.run_serverapp", "HttpGrid", BoundedGrid),
-    ):
-        module = import_module(place)
-        if not hasattr(module, name):
-            raise FedLDError(f"this version of Flower has no {place}.{name}; fedld is made for flwr 1.41")
-        setattr(module, name, replacement)
+    for place in (internals.CLIENT_INSTALL, internals.SERVER_INSTALL):
+        place.replace(lambda *_, **__: None)
+    for place in (internals.CLIENT_FOLDER, internals.SERVER_FOLDER, internals.LOADER_FOLDER):
+        place.replace(lambda *_: here)
+    internals.SERVER_GRID.replace(BoundedGrid)
     allow_socket_paths()
     entry, own = ENTRY[app]
     import_module(own)
-    main: Main = getattr(import_module(entry), f"flwr_{app}")
+    main: Main = entry.get()
     return main

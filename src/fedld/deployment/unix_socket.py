@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import httpx
 from flwr.supercore.protobuf.client import ProtobufClient
 
+from fedld.engine.backends.flower import internals
 from fedld.errors import FedLDError
 
 C = TypeVar("C", bound=ProtobufClient)
@@ -23,8 +24,8 @@ def connect(kind: type[C], socket_path: Path, interceptors: Sequence[Any] = (), 
     """A client of Flower that speaks through a Unix socket."""
     check_socket(socket_path)
     client = kind("http://localhost", interceptors=interceptors, verify=False, retry_invoker=retry)
-    client._client.close()
-    client._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket_path)), timeout=TIMEOUT)
+    transport = httpx.HTTPTransport(uds=str(socket_path))
+    internals.use_http_client(client, httpx.Client(transport=transport, timeout=TIMEOUT))
     return client
 
 
@@ -40,7 +41,7 @@ def check_socket(socket_path: Path) -> None:
 
 def allow_socket_paths() -> None:
     """Let Flower's programs take a path where they expect HOST:PORT."""
-    usual = ProtobufClient.from_server_address.__func__  # type: ignore[attr-defined]
+    usual = internals.CLIENT_ADDRESS.get().__func__
 
     def from_server_address(
         cls: type[C],
@@ -63,4 +64,4 @@ def allow_socket_paths() -> None:
         )
         return made
 
-    ProtobufClient.from_server_address = classmethod(from_server_address)  # type: ignore[assignment]
+    internals.CLIENT_ADDRESS.replace(classmethod(from_server_address))

@@ -9,6 +9,7 @@ sites       who takes part: site names, not Flower's changing node ids
 federation  a Federation without pixels for the server, and one with a single client for a site
 orders      a site's jobs in one message, its reply checked
 backend     the round loop's `Backend` over Flower's grid: quorum, time limits, missing sites
+internals   every place that reaches into flwr
 engine      the sites as an engine of the round loop
 simulation  `fedld run --engine flower-simulation`
 check       `fedld site check`
@@ -19,11 +20,10 @@ Starting, admitting and supervising server and sites is in `fedld.deployment`.
 import os
 from importlib.metadata import PackageNotFoundError, version
 
+from fedld.engine.backends.flower.internals import MADE_FOR
 from fedld.errors import FedLDError
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-MADE_FOR = "1.41"
-"""The minor version of flwr whose insides the guards were written for."""
 
 
 def check_flower(found: str | None) -> None:
