@@ -43,6 +43,21 @@ def test_check_tells_what_is_there_and_what_would_leave(digits):
         assert words in result.output
 
 
+def test_a_policy_is_shown_and_an_unreadable_one_starts_no_site(digits, tmp_path):
+    (tmp_path / "policy.toml").write_text('methods = ["fedavg"]\nupdates = "summed"')
+    words = ["check", "--data", str(digits / "alpha.npz"), "--policy", str(tmp_path / "policy.toml")]
+    shown = RUNNER.invoke(site, words).output
+    assert "methods: fedavg" in shown
+    assert "no update but in a secure sum" in shown
+    (tmp_path / "policy.toml").write_text("methods = 3")
+    node = Node(
+        "a", digits / "alpha.npz", "localhost:1", tmp_path, insecure=True, policy=tmp_path / "policy.toml"
+    )
+    with pytest.raises(FedLDError, match="everything is refused"):
+        node.start()
+    assert "policy=true" in " ".join(node.words())
+
+
 def test_check_finds_what_does_not_fit(digits, tmp_path):
     assert not check_site(digits / "alpha.npz", classes=list("0123456789")).problems
     (problem,) = check_site(digits / "alpha.npz", classes=["cat", "dog"]).problems

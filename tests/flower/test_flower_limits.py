@@ -21,6 +21,8 @@ from fedld.engine.backends.flower.wire import Answer, Description, Question, pac
 from fedld.engine.network import divided, make_layout
 from fedld.engine.setup import prepare
 from fedld.errors import FedLDError
+from fedld.privacy.policy import read_policy
+from fedld.records.ledger import Ledger
 
 CLASSES = ["low", "high", "rare"]
 LOSS = {"kind": "loss", "clients": ["alpha"]}
@@ -298,6 +300,57 @@ def test_second_moments_are_of_enough_images(ask):
     )
     assert "second moments" not in (ask(settings, prepare).error or "")
     assert "second moments" not in (ask(**{"images-per-feature": 2.0}).error or "")
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ('methods = ["scaffold"]', "the method 'fedavg' is not one of scaffold"),
+        ('rules = ["median"]', "the rule 'mean' is not one of median"),
+        ("tasks = []", "the task 'classification' is not one of none"),
+        ("min_sites = 3", "a run has at least 3 sites, not 1"),
+        ("max_rounds = 3", "a run has at most 3 rounds, not 15"),
+        ("models_to_sites = false", "its models do not go to other sites"),
+        ('updates = "summed"', "its updates leave in secure sums only"),
+        ("epsilon = 4.0", "it trains with differential privacy only (epsilon at most 4)"),
+        ("epsilonn = 4.0", "did you mean 'epsilon'"),
+        ("min_sites = 0", "is not valid, so everything is refused"),
+        ("= broken", "cannot be read, so everything is refused"),
+        (None, "cannot be read, so everything is refused"),
+    ],
+)
+def test_a_policy_refuses_what_it_does_not_allow(ask, tmp_path, policy, reason):
+    """With a sentence for the server's operator, which is in the site's ledger too."""
+    folder = tmp_path / "alpha"
+    folder.mkdir()
+    if policy is not None:
+        (folder / "policy.toml").write_text(policy)
+    assert reason in ask("decompose = 1\nrounds = 15", [TRAIN], policy=True).error
+    entry = Ledger(folder / "ledger.jsonl").check().entries[-1]
+    assert reason in entry["refused"]
+    assert entry["left"] == {}
+
+
+def test_under_its_policy_a_site_works_and_small_counts_stay(ask, tmp_path):
+    (tmp_path / "alpha").mkdir()
+    file = tmp_path / "alpha" / "policy.toml"
+    file.write_text('methods = ["fedavg"]\nrules = ["mean"]\nsmallest_count = 140')
+    assert ask(jobs=[TRAIN], policy=True, **{"min-images": 2}).results[0]["before"]["count"] == 0
+    question = Question(version=__version__, classes=CLASSES, image_size=None)
+    told = unpack(Description, ask(question=question, policy=True, **{"min-images": 2}))
+    assert told.label_counts == [None] * 3
+    lines = "\n".join(read_policy(file).lines())
+    for words in (
+        "methods: fedavg",
+        "tasks: any",
+        "of at least 140 images of a class",
+        "which the server sees",
+    ):
+        assert words in lines
+    file.write_text('updates = "summed"\nmodels_to_sites = false\nepsilon = 2.0')
+    lines = "\n".join(read_policy(file).lines())
+    assert "no update but in a secure sum; nothing is trained without differential privacy" in lines
+    assert "no model to other sites" in lines
 
 
 def test_an_order_for_another_site_is_refused(ask):

@@ -18,6 +18,7 @@ Runs = Annotated[Path, typer.Option(help="folder under which the server's runs a
 State = Annotated[Path, typer.Option(help="where this site keeps its own state")]
 Bits = Annotated[int, typer.Option(help="bits that 16-bit image files really use, where they do not say")]
 Patient = Annotated[str, typer.Option(help="pattern whose group is the patient in a file name: '^([^_]+)_'")]
+Policy = Annotated[Path | None, typer.Option(help="this site's own policy.toml: what it takes part in")]
 Name = Annotated[str, typer.Option(help="the site's name in the consortium")]
 
 
@@ -29,6 +30,7 @@ def check(
     sheet: Annotated[Path | None, typer.Option(help="write a picture of some images of each class")] = None,
     bits: Bits = 0,
     patient: Patient = "",
+    policy: Policy = None,
 ) -> None:
     """Tell whether this site's data fits the experiment, and what would leave the site."""
     from fedld.engine.backends.flower.check import check_site
@@ -40,6 +42,11 @@ def check(
     )
     for line in report.lines():
         typer.echo(line)
+    if policy is not None:
+        from fedld.privacy.policy import read_policy
+
+        for line in read_policy(policy).lines():
+            typer.echo(line)
     if sheet is not None:
         from fedld.study.pictures import contact_sheet
 
@@ -74,6 +81,7 @@ def start_site(
     images_per_feature: Annotated[
         float, typer.Option(help="least images for each feature whose second moments leave")
     ] = 0.1,
+    policy: Policy = None,
     insecure: Insecure = False,
 ) -> None:
     """Join a federation and stay until stopped: a Flower SuperNode that runs fedld and nothing else."""
@@ -100,7 +108,7 @@ def start_site(
     )
     files = FileFacts(skip_bad, bits, patient)
     limits.check_data(len(training_rows(open_site(str(data), None, files))))
-    node = Node(name, data, superlink, state, ca, key, device, files, insecure, weights, limits)
+    node = Node(name, data, superlink, state, ca, key, device, files, insecure, weights, limits, policy)
     if code := node.start():
         raise FedLDError(f"the SuperNode of '{name}' ended with code {code}, see above")
     typer.echo(f"site '{name}' stopped")

@@ -20,6 +20,7 @@ from fedld.engine.backends.flower.federation import FileFacts
 from fedld.engine.backends.flower.limits import Limits
 from fedld.engine.backends.flower.wire import site_name
 from fedld.errors import FedLDError
+from fedld.privacy.policy import POLICY, read_policy
 from fedld.records.writer import dump, write_atomically
 
 AGAIN = 5.0
@@ -106,6 +107,7 @@ class Node:
     insecure: bool = False
     weights: Path | None = None
     limits: Limits = field(default_factory=Limits)
+    policy: Path | None = None
 
     def words(self) -> list[str]:
         """The SuperNode's command line."""
@@ -117,6 +119,7 @@ class Node:
             **self.files.told(),
             **({"weights": str(self.weights.absolute())} if self.weights else {}),
             **self.limits.told(),
+            "policy": self.policy is not None,
         }
         told = " ".join(f"{key}={json.dumps(value)}" for key, value in facts.items())
         words = ["--superlink", self.superlink, "--node-config", told, "--isolation", "process"]
@@ -129,10 +132,14 @@ class Node:
     def start(self) -> int:
         """Run until stopped; a connection that the server no longer knows is made anew."""
         words = self.words()
+        if self.policy is not None:
+            read_policy(self.policy)
         self._admitted()
         os.umask(0o077)
         folder = self.state / self.site
         private_folder(folder)
+        if self.policy is not None:
+            write_atomically(folder / POLICY, self.policy.read_bytes())
         with locked(folder, "site"), logged(folder / "site.log"):
             return self._serve(words, presence_file(folder))
 

@@ -85,6 +85,7 @@ class Orders:
             kept=sorted(kept | {job.incoming.state_round for job in sent if job.incoming}),
             jobs=sent,
             canary=canary,
+            sites=len(self.setup.sizes),
         )
         return pack(order, **trees)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from fedld import __version__
 from fedld.aggregation import Vote
 from fedld.config.experiment import SETTINGS, Experiment, make_experiment
-from fedld.config.resolve import make_method
+from fedld.config.resolve import make_method, make_task
 from fedld.data import Client, Federation
 from fedld.data.table import Table
 from fedld.engine.backends.flower.budget import RunBudget
@@ -83,7 +83,9 @@ from fedld.engine.setup import features_for
 from fedld.engine.states import StateStore
 from fedld.errors import FedLDError
 from fedld.layout import Layout, Tree
+from fedld.methods import Method
 from fedld.models import as_model
+from fedld.privacy.policy import POLICY, Policy, Request, read_policy
 from fedld.records.ledger import Ledger
 from fedld.records.writer import write_atomically
 from fedld.seeds import derive
@@ -102,7 +104,10 @@ def introduce(message: Message, context: Context) -> Message:
     def answer() -> tuple[RecordDict, dict[str, Any]]:
         question = unpack(Question, message.content)
         _same_version(question.version)
+        policy = _policy(context)
         table, limits = _open(context, question.image_size), Limits.from_node(context.node_config)
+        if policy is not None:
+            limits = replace(limits, min_images=max(limits.min_images, policy.smallest_count))
         limits.check_data(len(training_rows(table)))
         description = describe(table, _name(context), __version__, question.classes, limits.min_images)
         return pack(description), {"description": description.model_dump()}
@@ -171,7 +176,9 @@ class Site:
         if experiment.train != "all":
             experiment = experiment.model_copy(update={"weights": _weights(context)})
         self.folder = _states(context) / order.run
-        method, table = make_method(experiment), _open(context, experiment.image_size)
+        method = make_method(experiment)
+        self._check_policy(context, experiment, method)
+        table = _open(context, experiment.image_size)
         self.limits.check_order(experiment, method, order.jobs, len(training_rows(table)))
         self.seed = _own_seed(_states(context))
         federation = site_federation(table, self.name, order, self.folder / "federation")
@@ -198,6 +205,24 @@ class Site:
             few = federation.client(self.name).train[: 2 * experiment.batch_size]
             clients = (Client(self.name, few, few[:0]),)
             self.setup = replace(self.setup, federation=replace(federation, clients=clients))
+
+    def _check_policy(self, context: Context, experiment: Experiment, method: Method) -> None:
+        """Refuse an order that the site's policy does not allow; its smallest count becomes a limit."""
+        policy = _policy(context)
+        if policy is None:
+            return
+        self.limits = replace(self.limits, min_images=max(self.limits.min_images, policy.smallest_count))
+        policy.check(
+            Request(
+                method=str(experiment.method["name"]),
+                rule=method.rule.name,
+                task=make_task(experiment).name,
+                sites=self.order.sites,
+                rounds=experiment.rounds,
+                trains=any(isinstance(job, PrepareJob | TrainJob) for job in self.order.jobs),
+                decomposes=experiment.decompose > 0,
+            )
+        )
 
     def _set_aside(self, federation: Federation, fraction: float) -> Federation:
         """Validation images, drawn by the site itself; one with few images trains on all and has no say.
@@ -365,6 +390,11 @@ def _open(context: Context, image_size: int | None) -> Table:
     except FedLDError as error:
         print(f"fedld: {error}", file=sys.stderr, flush=True)
         raise FedLDError("its data cannot be opened: try `fedld site check` there") from None
+
+
+def _policy(context: Context) -> Policy | None:
+    """The policy that the site was started with, from its own copy; one that is gone refuses everything."""
+    return read_policy(_states(context) / POLICY) if context.node_config.get("policy") else None
 
 
 def _weights(context: Context) -> Path | None:

@@ -82,6 +82,7 @@ class Order(Part):
     The message to the client of job k travels as the tree `message.k`, the model of row `slot` of a loss job
     as `models`. A `canary` is a rehearsal: two steps on a few images, of which time and memory are told and
     nothing kept. `trunk` is the digest of the network's frozen part, which a site has in a file of its own.
+    `sites` is the number of sites in the run.
     """
 
     version: str
@@ -94,6 +95,7 @@ class Order(Part):
     kept: Annotated[list[Count], Field(max_length=100_000)]
     jobs: list[Annotated[ClientJob, Field(discriminator="kind")]]
     canary: bool = False
+    sites: Annotated[int, Field(ge=1)] = 1
 
 
 class Rehearsal(Part):
