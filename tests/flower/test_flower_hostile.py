@@ -196,7 +196,8 @@ def test_a_lying_site_is_left_out_and_chooses_no_model(secure, digits):
     ):
         assert said in line["excluded"]
     rounds = secure.records("lies", "rounds.jsonl")
-    assert all(line["validation_loss"] > 0 and line["validation_images"] < 300 for line in rounds)
+    measured = {line["round"]: line["validation"] for line in rounds}
+    assert all(one["loss"] > 0 and one["count"] < 300 for one in measured.values())
     with safe_open(secure.folder / "runs" / "lies" / "best.safetensors", "pt") as model:
         best = int(model.metadata()["round"])
-    assert best == min(rounds, key=lambda line: line["validation_loss"])["round"]
+    assert best == min(measured, key=lambda number: measured[number]["loss"])
