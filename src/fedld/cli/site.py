@@ -18,7 +18,7 @@ Runs = Annotated[Path, typer.Option(help="folder under which the server's runs a
 State = Annotated[Path, typer.Option(help="where this site keeps its own state")]
 Bits = Annotated[int, typer.Option(help="bits that 16-bit image files really use, where they do not say")]
 Patient = Annotated[str, typer.Option(help="pattern whose group is the patient in a file name: '^([^_]+)_'")]
-Policy = Annotated[Path | None, typer.Option(help="this site's own policy.toml: what it takes part in")]
+PolicyFile = Annotated[Path | None, typer.Option(help="this site's own policy.toml: what it takes part in")]
 Name = Annotated[str, typer.Option(help="the site's name in the consortium")]
 
 
@@ -30,7 +30,7 @@ def check(
     sheet: Annotated[Path | None, typer.Option(help="write a picture of some images of each class")] = None,
     bits: Bits = 0,
     patient: Patient = "",
-    policy: Policy = None,
+    policy: PolicyFile = None,
 ) -> None:
     """Tell whether this site's data fits the experiment, and what would leave the site."""
     from fedld.engine.backends.flower.check import check_site
@@ -81,7 +81,7 @@ def start_site(
     images_per_feature: Annotated[
         float, typer.Option(help="least images for each feature whose second moments leave")
     ] = 0.1,
-    policy: Policy = None,
+    policy: PolicyFile = None,
     insecure: Insecure = False,
 ) -> None:
     """Join a federation and stay until stopped: a Flower SuperNode that runs fedld and nothing else."""
