@@ -29,9 +29,9 @@ def rate_warnings(comparison: "Comparison") -> list[str]:
         return []
     base = runs[comparison.baseline]
     signs = [*_measured(comparison.baseline, runs), *_rising(comparison, runs)]
-    return [
-        f"{sign}: tune the learning rate before you believe a lead: {tune_command(base[0])}" for sign in signs
-    ]
+    command = tune_command(base[0])
+    advice = "train longer or tune the learning rate before you believe a lead"
+    return [f"{sign}: {advice}: {command}" for sign in signs]
 
 
 def tune_command(run: Run) -> str:

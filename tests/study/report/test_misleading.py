@@ -37,6 +37,8 @@ def scores(line, **values):
 def test_numbers_of_one_wording_are_means_with_their_spread():
     one, other = "client_2 loses 0.10 in round 5 (25%).", "client_2 loses -0.30 in round 5 (35%)."
     assert merge_sentences([one, other]) == ("client_2 loses -0.10 ± 0.28 in round 5 (30.0 ± 7.1%).", 2)
+    classes = ["2 classes are never predicted: 1, 3", "2 classes are never predicted: 0, 3"]
+    assert merge_sentences(classes) == (classes[0], 1)  # names, which have no mean
     assert merge_sentences([one, one, "client_3 loses 0.10 in round 5 (25%)."]) == (one, 2)
 
 

@@ -218,10 +218,24 @@ def test_dark_and_light(browser, page):
         )
 
     light = background()
+    assert find(browser, "#theme").text == "Dark"
     find(browser, "#theme").click()
+    assert background() != light
+    assert find(browser, "#theme").text == "Light"
+    visit(browser, page)  # the choice is remembered
     assert background() != light
     find(browser, "#theme").click()
     assert background() == light
+
+
+def test_the_table_of_methods_fits_a_window_of_1280_pixels(browser, page):
+    browser.set_window_size(1280, 900)
+    visit(browser, page)
+    table, room = browser.execute_script(
+        "const t = document.querySelector('table.comparison');"
+        "return [t.offsetWidth, t.parentElement.clientWidth]"
+    )
+    assert table <= room
 
 
 def test_malicious_names_are_text(browser, make_study, tmp_path):

@@ -8,8 +8,8 @@ from typing import Any
 from fedld.analysis.diagnosis.evidence import Finding
 from fedld.analysis.diagnosis.losses import ADVICE
 
-NUMBER = re.compile(r"(?<![\w.+\-])[+\-]?\d+(?:\.\d+)?(?!\w)")
-"""A number that stands by itself: no part of a name such as client_2 or site-3."""
+NUMBER = re.compile(r"(?<![\w.+\-])[+\-]?(?:\d+\.\d+(?!\w)|\d+(?=%))")
+"""A measured number: a decimal fraction or a percentage. Whole numbers may be names: classes, clients."""
 
 
 def merge_sentences(sentences: Sequence[str]) -> tuple[str, int]:

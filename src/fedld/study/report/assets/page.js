@@ -244,10 +244,15 @@ function setUpChart(figure) {
 function setUpTheme() {
   const button = document.getElementById("theme"), root = document.documentElement;
   const dark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  button.setAttribute("aria-pressed", dark());
+  const name = () => { button.textContent = dark() ? "Light" : "Dark"; button.title = `Switch to ${button.textContent.toLowerCase()} colours`; };
+  const kept = (action) => { try { return action(); } catch { return null; } };  // a browser may keep nothing for files
+  const before = kept(() => localStorage.getItem("fedld-theme"));
+  if (before === "dark" || before === "light") root.dataset.theme = before;
+  name();
   button.addEventListener("click", () => {
     root.dataset.theme = dark() ? "light" : "dark";
-    button.setAttribute("aria-pressed", dark());
+    kept(() => localStorage.setItem("fedld-theme", root.dataset.theme));
+    name();
   });
 }
 
