@@ -96,7 +96,6 @@ def compare(
         raise FedLDError(f"jobs is a number of runs at a time, not {jobs!r:.80}")
     parts = {"model": model, "objective": objective, "rule": rule, "metrics": metrics}
     asked = _settings(federation, parts, settings)
-    check_own_tables(settings, [*(methods.values() if isinstance(methods, Mapping) else methods)])
     study = plan(
         asked,
         methods,
@@ -106,6 +105,7 @@ def compare(
         target=str(target),
         values=_own_data(federation, settings),
     )
+    check_own_tables(settings, [*(methods.values() if isinstance(methods, Mapping) else methods)])
     with _folder(out) as (path, owned):
         with _watched(study.rounds, f"{len(study.cells)} runs", progress) as watch:
             comparison = run_study(study, path, resume=resume, jobs=jobs, progress=watch)

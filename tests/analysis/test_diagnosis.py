@@ -197,7 +197,8 @@ def test_diverged_model_is_named():
 
 
 def test_training_records():
-    rounds = [{"round": t, "balanced_accuracy": 0.5, "buffer_disagreement": 0.8} for t in range(3)]
+    test = {"balanced_accuracy": 0.5}
+    rounds = [{"round": t, "test": test, "buffer_disagreement": 0.8} for t in range(3)]
     lines = [
         {"round": 0, "index": 0, "client": "a", "size": 60, "cosine_to_aggregate": -0.6},
         {"round": 0, "index": 1, "client": "b", "size": 20},
@@ -205,7 +206,7 @@ def test_training_records():
     found = warnings(Evidence(label_counts=[[30, 30], [30, 30]], rounds=rounds, client_rounds=lines))
     assert set(found) == {"nothing_learned", "batchnorm", "overruled"}
     assert "a " in found["overruled"].sentence
-    healthy = [{"round": 0, "balanced_accuracy": 0.8, "buffer_disagreement": 0.01}]
+    healthy = [{"round": 0, "test": {"balanced_accuracy": 0.8}, "buffer_disagreement": 0.01}]
     assert diagnose(Evidence(label_counts=[[30, 30], [30, 30]], rounds=healthy)) == []
 
 

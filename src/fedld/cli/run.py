@@ -9,7 +9,6 @@ import typer
 from fedld.cli.settings import with_settings
 from fedld.config.experiment import Experiment, make_experiment, read_toml
 from fedld.errors import FedLDError, nearest
-from fedld.records.flat import headline
 from fedld.records.schema import ParticipationRecord, Summary
 from fedld.records.writer import dump
 
@@ -112,6 +111,8 @@ def _submit(
 
 
 def _print(summary: Summary, path: Path) -> None:
+    from fedld.records.flat import headline
+
     typer.echo(
         f"{summary['method']} on {summary['dataset']}, seed {summary['seed']}: "
         f"{headline(summary)} after {summary['rounds']} rounds in {summary['seconds']:.1f} s"

@@ -27,7 +27,6 @@ from typing import IO, Any, TypedDict, cast
 from fedld.errors import FedLDError
 from fedld.paths import make_folder
 from fedld.records.chain import last_digest, sealed, split
-from fedld.records.format1 import upgrade
 from fedld.records.schema import FAILED, FILES, Environment, L, RecordFile, RunFacts, Summary
 
 CHECKSUMMED = ("run.json", "federation.json", "predictions.csv", "predictions.json")
@@ -84,6 +83,8 @@ def _special(path: Path) -> bool:
 
 def each_line(folder: Path, file: RecordFile[L]) -> Iterator[L]:
     """The lines of a record file that nobody is writing, one after the other; a missing file has none."""
+    from fedld.records.format1 import upgrade  # needs numpy, which a command that only writes starts without
+
     path = folder / file.name
     if path.exists():
         with path.open("rb") as lines:

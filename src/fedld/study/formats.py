@@ -30,7 +30,7 @@ def markdown(rows: Rows) -> str:
 
 
 def without_html(text: str) -> str:
-    """Markdown in which no name can be HTML; blocks of code stay as they are.
+    r"""Markdown in which no name can be HTML; blocks of code stay as they are.
 
     >>> without_html("a <b>\n```\nx < y\n```")
     'a &lt;b>\n```\nx < y\n```'

@@ -6,9 +6,8 @@ Nothing here imports torch: whoever reads records needs names, units and digits 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
 
 if TYPE_CHECKING:
     from fedld.tasks.tally import Tally
@@ -121,7 +120,7 @@ def last_mean(values: Sequence[float]) -> float:
     >>> last_mean([9.0, 1.0, 2.0, 3.0, 4.0, 5.0])
     3.0
     """
-    return float(np.mean(values[-LAST:]))
+    return fmean(values[-LAST:])
 
 
 def known(values: Sequence[float | None]) -> list[float]:
