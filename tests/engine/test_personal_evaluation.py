@@ -102,7 +102,8 @@ def test_clients_that_hold_the_global_model_count_with_its_measures(trained):
 
     def line(incoming):
         jobs = evaluation_jobs(setup, 1, incoming)
-        return jobs, evaluation_line(setup, 1, jobs, backend.run(jobs, {}), memory.logits)
+        evaluated = list(zip(jobs, backend.run(jobs, {}), strict=True))
+        return jobs, evaluation_line(setup, 1, evaluated, memory.logits)
 
     few, short = line(lambda name: Incoming(name, 1 if name == names[1] else 0))
     assert [job.incoming.client for job in few if isinstance(job, PersonalJob)] == [names[1]]
