@@ -7,7 +7,7 @@ PACKAGE = Path(__file__).parents[1] / "src/fedld"
 PATTERN = re.compile(
     r"label_counts|\bargmax\(1\)|cross_entropy\(|softmax\(|one_hot\(|\.classes\b|confusion|class_names"
 )
-BUDGET = 47
+BUDGET = 44
 """Lower it whenever the count falls; the aim is 15."""
 
 

@@ -94,6 +94,11 @@ class Federation:
         return _map(self.folder / "images.npy")
 
     @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for one sample: one for each class."""
+        return len(self.classes)
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one sample as a model gets it: (channels, H, W) for pictures."""
         shape = self.images.shape[1:]

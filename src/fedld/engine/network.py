@@ -26,7 +26,7 @@ IMAGENET: tuple[tuple[float, ...], ...] = ((0.485, 0.456, 0.406), (0.229, 0.224,
 
 def whole_network(experiment: Experiment, federation: Federation) -> nn.Module:
     """The network at round 0, the same for every method of a seed: built, the user's own, or from a file."""
-    classes, shape, seed = len(federation.classes), federation.input_shape, experiment.seed
+    classes, shape, seed = federation.outputs, federation.input_shape, experiment.seed
     own = experiment.own.get("model") or MODELS.get(experiment.model)
     model: nn.Module
     if own is not None:

@@ -248,7 +248,7 @@ def facts_of(setup: Setup) -> RunFacts:
 
 def check_functions(setup: Setup) -> None:
     """Try a user's metrics and objective on a few logits, before anything is written."""
-    outputs, targets = setup.task.batch(len(setup.federation.classes))
+    outputs, targets = setup.task.batch(setup.federation.outputs)
     tally = setup.task.sample_tally(outputs, targets)
     for name, measure in setup.metrics.items():
         if defined(measure, tally) is None:

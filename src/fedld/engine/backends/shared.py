@@ -24,7 +24,7 @@ def allocate(setup: Setup, rows: int, *, shared: bool) -> SharedMemory:
     shapes: Shapes = (
         (size,),
         (rows, size),
-        (len(setup.federation.test), len(setup.federation.classes)),
+        (len(setup.federation.test), setup.federation.outputs),
         (directions + 1 if directions else 0, size),
     )
     needed = 4 * sum(math.prod(shape) for shape in shapes)
