@@ -27,7 +27,7 @@ DECOMPOSED = "decompose = 1"
 def layout(settings):
     experiment = make_experiment(settings)
     method = make_method(experiment)
-    federation = type("F", (), {"input_shape": (1, 8, 8), "classes": CLASSES})
+    federation = type("F", (), {"input_shape": (1, 8, 8), "classes": CLASSES, "outputs": len(CLASSES)})
     return make_layout(experiment, method, divided(experiment, method, federation)[1])
 
 
