@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: run test test-portable fuzz audit bench lint types docs clean
+.PHONY: run test test-fast test-portable fuzz audit bench lint types docs clean
 
 run: $(INSTALLED)
 	$(BIN)/fedld compare --lr 0.02 --decompose 5 --set client_losses=false --out runs/default --resume
@@ -15,6 +15,12 @@ PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 test: lint types
 	$(PYTEST)
 	$(MAKE) docs
+
+# For daily work: no Flower, no killed processes, no browser.
+FAST := tests/aggregation tests/analysis tests/config tests/data tests/local tests/methods tests/models tests/privacy \
+	tests/records tests/tasks tests/transforms tests/test_classes.py tests/test_layout.py tests/test_rooms.py
+test-fast: $(INSTALLED)
+	$(PYTEST) $(FAST)
 
 # The numeric tests under other instruction sets and thread counts: what holds must not hang on the processor.
 NUMERIC := tests/aggregation tests/methods tests/local tests/analysis tests/test_layout.py

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedld.aggregation import GramRule, Rule, aggregate
-    from fedld.api import auto, compare, run
+    from fedld.analysis.decomposition import decompose
+    from fedld.api import auto, compare, diagnose, report, run, tune
     from fedld.data import Federation
     from fedld.engine.callbacks import Callback
     from fedld.errors import FedLDError
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from fedld.tasks import Measure, Metric
 
 PLACES = {
-    "fedld.api": ("auto", "compare", "run"),
+    "fedld.api": ("auto", "compare", "diagnose", "report", "run", "tune"),
+    "fedld.analysis.decomposition": ("decompose",),
     "fedld.results": ("Result", "Study"),
     "fedld.frames": ("load",),
     "fedld.data": ("Federation",),
@@ -58,8 +60,12 @@ __all__ = [
     "auto",
     "compare",
     "data",
+    "decompose",
+    "diagnose",
     "load",
+    "report",
     "run",
+    "tune",
 ]
 
 

@@ -1,4 +1,4 @@
-"""`fedld.run` and `fedld.compare`: values in, a result out. The command line does the same with names."""
+"""The verbs of the package: run, compare, auto, tune, diagnose, report. The command line has the same."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from fedld.aggregation import Rule
+from fedld.analysis.diagnosis.page import Diagnosis, diagnose_federation, diagnose_run
 from fedld.config.experiment import SETTINGS, make_experiment
 from fedld.data import DataSpec, Federation
 from fedld.engine import loop
@@ -24,6 +25,9 @@ from fedld.study.auto import auto as search
 from fedld.study.compare import check_own_tables, plan, run_study
 from fedld.study.grid import Cell, run_cell
 from fedld.study.progress import RunBars, console
+from fedld.study.report import write_figures, write_report
+from fedld.study.tune import SearchRange, Tuned, Value
+from fedld.study.tune import tune as search_settings
 from fedld.tasks import Metric
 
 Named = str | dict[str, Any]
@@ -135,6 +139,114 @@ def auto(
     """
     asked = _settings(federation, {"model": model, "metrics": metrics}, settings)
     return search(asked, user_path(out), minutes=minutes, primary=primary, jobs=jobs, resume=resume)
+
+
+def tune(
+    method: Named | Method | type[Method] = "fedavg",
+    federation: Data = "fundus-sim",
+    *,
+    out: str | Path,
+    minutes: float = 10,
+    trials: int | None = None,
+    seeds: Sequence[int] = (0,),
+    primary: str | None = None,
+    grid: Mapping[str, Sequence[Value]] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+    resume: bool = False,
+    **settings: Any,
+) -> Tuned:
+    """Search a method's numbers on images held out from the clients' training data.
+
+    Args:
+        method: name or table of a method.
+        federation: data, as in `fedld.run`.
+        out: folder of the trials, tune.json and tuned.toml.
+        minutes: time to spend; the trial under way is finished.
+        trials: stop after so many trials.
+        seeds: seeds of every trial.
+        primary: measure that decides; default: the task's first.
+        grid: values of settings; all their combinations are tried.
+        ranges: lowest and highest value of settings to search, instead of a grid. With neither, the
+            learning rate and the method's own numbers are searched.
+        resume: continue a search that is in `out`.
+        settings: further settings of an experiment.
+
+    Returns:
+        The trials and the best of them; `recommended` is an experiment.
+
+    Raises:
+        FedLDError: a setting is wrong, `out` holds a search, or no trial finished.
+    """
+    if grid is not None and ranges is not None:
+        raise FedLDError("grid and ranges exclude each other: give one of them")
+    return search_settings(
+        _settings(federation, {"method": method}, settings),
+        user_path(out),
+        minutes=minutes,
+        trials=trials,
+        seeds=seeds,
+        primary=primary,
+        grid={name: tuple(values) for name, values in grid.items()} if grid else None,
+        ranges={name: SearchRange(*ends) for name, ends in ranges.items()} if ranges else None,
+        resume=resume,
+        command="fedld.tune(...) in Python",
+    )
+
+
+def diagnose(subject: Result | Study | Federation | str | Path) -> Diagnosis:
+    """Say where heterogeneity hurts: in the records of a run, or in a federation before training.
+
+    Args:
+        subject: a result, the path of a run directory, or a federation.
+
+    Returns:
+        Findings with their numbers; `verdict` is one sentence, `to_markdown()` the whole text.
+
+    Raises:
+        FedLDError: the path holds no run.
+
+    >>> import fedld
+    >>> diagnose(fedld.data("digits", clients=3, partition="dirichlet", alpha=0.1)).findings[0].check
+    'label_skew'
+    """
+    if isinstance(subject, Federation):
+        return diagnose_federation(subject)
+    return diagnose_run(_path_of(subject))
+
+
+def report(
+    subjects: Result | Study | str | Path | Sequence[Result | Study | str | Path],
+    out: str | Path = "report.html",
+    *,
+    primary: str | None = None,
+    figures: str | Path | None = None,
+) -> Path:
+    """Write one page about runs and studies: verdict, charts and tables.
+
+    Args:
+        subjects: results, studies, or paths of run and study directories; one of them or a list.
+        out: page to write.
+        primary: measure that decides; default: the study's own, else the task's first.
+        figures: folder that also gets every figure as SVG, PDF and PNG, and its data as CSV.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        FedLDError: a path holds no records, or a file cannot be written.
+    """
+    listed = [subjects] if isinstance(subjects, Result | Study | str | Path) else subjects
+    paths = [_path_of(subject) for subject in listed]
+    page = user_path(out)
+    write_report(paths, page, primary)
+    if figures is not None:
+        write_figures(paths, user_path(figures), primary)
+    return page
+
+
+def _path_of(subject: Result | Study | str | Path) -> Path:
+    """Give the directory of the records of a run or a study."""
+    return subject.path if isinstance(subject, Result | Study) else user_path(subject)
 
 
 def _settings(federation: Data, parts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
