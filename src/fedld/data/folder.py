@@ -1,7 +1,8 @@
 """`folder:PATH`: people's own image files.
 
 Class folders (PATH/CLASS/image), or site and class folders (PATH/SITE/CLASS/image); above either, two folders
-named train and test give the split. Any file that Pillow reads, DICOM files and NIfTI slices.
+named train and test give the split. A file PATH/images.csv replaces all of that, for images in any folders.
+Any file that Pillow reads, DICOM files and NIfTI slices.
 """
 
 import json
@@ -16,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from fedld.data.decode import Listed, decode, stamps
+from fedld.data.listing import NAME, ImageList, read_list
 from fedld.data.medical import is_medical
 from fedld.data.pixels import Progress
 from fedld.data.spec import DataSpec
@@ -38,33 +40,59 @@ Row = tuple[str, str, str, Path]  # split, site, class, file
 def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> Table:
     """List the images, decode them once."""
     path = user_path(spec.dataset.removeprefix("folder:")).resolve()
-    rows, notes = list_images(path)
-    patients = name_patients([file for *_, file in rows], spec.patient)
+    found, notes = _list(path, spec)
     size = spec.image_size or SIZE
-    items = [Listed(file) for *_, file in rows]
-    files = np.array([file.relative_to(path).as_posix() for *_, file in rows])
 
     def build(folder: Path) -> None:
-        done = decode(folder, items, size, skip_bad=spec.skip_bad, bits=spec.bits, progress=progress)
-        split, site, kind = (np.array(column) for column in list(zip(*rows, strict=True))[:3])
-        classes, labels = np.unique(kind, return_inverse=True)
-        sites = set(site) - {""}
+        done = decode(folder, found.items, size, skip_bad=spec.skip_bad, bits=spec.bits, progress=progress)
+        number = {name: place for place, name in enumerate(found.classes)}
         write_table(
             folder,
             done.images,
-            labels.astype(np.int64),
-            tuple(map(str, classes)),
-            split=np.where(done.good, split, ""),
-            columns=({"site": site} if sites else {}) | patients | {"file": files},
-            partition="site" if len(sites) > 1 else "dirichlet",
+            np.array([number[label] for label in found.labels], np.int64),
+            found.classes,
+            split=np.where(done.good, found.split, ""),
+            columns=found.columns | {"file": found.files},
+            partition="site" if len(set(found.columns.get("site", ())) - {""}) > 1 else "dirichlet",
             skipped=done.skipped,
             notes=notes,
         )
 
-    key = fingerprint(
-        "folder", "with names", size, spec.skip_bad, spec.bits, spec.patient, notes, stamps(items)
-    )
+    said = {"label": found.labels, "split": found.split, **found.columns}
+    said_rows = {name: column.tolist() for name, column in said.items()}
+    key = fingerprint("folder", said_rows, size, spec.skip_bad, spec.bits, notes, stamps(found.items))
     return cached(root, "folder", key, build)
+
+
+def _list(path: Path, spec: DataSpec) -> tuple[ImageList, tuple[str, ...]]:
+    """Find the images and what is said of them: by images.csv where there is one, else by the folders."""
+    if not (path / NAME).is_file():
+        rows, notes = list_images(path)
+        files = np.array([file.relative_to(path).as_posix() for *_, file in rows])
+        split, site, kind = (np.array(column) for column in list(zip(*rows, strict=True))[:3])
+        columns = {"site": site} if any(site) else {}
+        columns |= name_patients([file for *_, file in rows], spec.patient)
+        items = [Listed(file) for *_, file in rows]
+        return ImageList(items, files, kind, split, columns, tuple(map(str, np.unique(kind)))), notes
+    listed = read_list(path)
+    if spec.patient is not None:
+        if "patient" in listed.columns:
+            raise FedLDError(f"{path / NAME} has a column 'patient': leave the pattern '{spec.patient}' out.")
+        patients = name_patients([item.file for item in listed.items], spec.patient)
+        listed = listed._replace(columns=listed.columns | patients)
+    return listed, tuple(_unlisted(path, set(listed.files.tolist())))
+
+
+def _unlisted(path: Path, listed: set[str]) -> Iterator[str]:
+    """Say how many images below a folder are not in its images.csv."""
+    others = [
+        file
+        for folder, _, names in sorted(os.walk(path))
+        for file in (Path(folder, name) for name in sorted(names))
+        if file.relative_to(path).as_posix() not in listed and is_image(file)
+    ]
+    if others:
+        yield f"{len(others)} images are not in {NAME} and are not read, the first is {others[0]}"
 
 
 def name_patients(files: list[Path], pattern: str | None) -> dict[str, Text]:

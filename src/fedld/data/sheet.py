@@ -7,6 +7,7 @@ also standardises the features. Nothing of a file is executed.
 
 import csv
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -154,10 +155,19 @@ def _classes(cells: list[str], name: str, file: Path) -> tuple[NDArray[np.int64]
     for row, cell in enumerate(cells):
         if cell.lower() in MISSING:
             raise FedLDError(f"{file}, line {row + 2}: the target '{name}' is empty")
-    levels = sorted(set(cells), key=lambda cell: (_number(cell) is None, _number(cell) or 0.0, cell))
+    levels = sort_levels(cells)
     if len(levels) > CATEGORIES:
         raise FedLDError(f"{file}: the target '{name}' has {len(levels)} classes; is it a --task regression?")
-    return np.array([levels.index(cell) for cell in cells], np.int64), tuple(levels)
+    return np.array([levels.index(cell) for cell in cells], np.int64), levels
+
+
+def sort_levels(cells: Iterable[str]) -> tuple[str, ...]:
+    """Sort the different values of a column: numbers by size, then words.
+
+    >>> sort_levels(["10", "well", "9", "ill", "9"])
+    ('9', '10', 'ill', 'well')
+    """
+    return tuple(sorted(set(cells), key=lambda cell: (_number(cell) is None, _number(cell) or 0.0, cell)))
 
 
 def _sites(cells: list[str], name: str, file: Path) -> NDArray[np.str_]:
