@@ -76,6 +76,22 @@ def test_before_training_labels_speak():
     assert ask("--partition", "iid", "--clients", "5")["findings"] == []
 
 
+def test_names_are_no_html(tmp_path):
+    """A site called <img src=...> was one in diagnosis.md."""
+    evil = "<img src=x onerror=alert(1)>"
+    labels = np.repeat([0, 1], 100)
+    images = np.zeros((200, 8, 8), np.uint8)
+    site = np.where(labels, evil, "other")
+    split = np.where(np.arange(200) % 5, "train", "test")
+    np.savez(tmp_path / "evil.npz", images=images, labels=labels, site=site, split=split)
+    words = ["--dataset", f"npz:{tmp_path / 'evil.npz'}", "--partition", "site", "--out", str(tmp_path)]
+    answer = CliRunner().invoke(app, ["diagnose", *words])
+    assert answer.exit_code == 0, answer.output
+    text = (tmp_path / "diagnosis.md").read_text()
+    assert "<img" not in text
+    assert "&lt;img src=x" in text
+
+
 def test_what_is_no_run_is_said(tmp_path):
     with pytest.raises(FedLDError, match="holds no run"):
         diagnose_run(tmp_path)

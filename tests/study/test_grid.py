@@ -9,8 +9,9 @@ from heapq import heappop, heappush
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from fedld.cli import start
+from fedld.cli import app, start
 from fedld.config.experiment import make_experiment
 from fedld.study.grid import Cell, Durations, _longest_first
 from fedld.study.report import write_report
@@ -93,6 +94,24 @@ def test_a_run_that_cannot_be_continued_is_missing_aloud(tmp_path, capsys, monke
     assert not compare("--resume"), "run anew, it is there again"
     assert not (out / "failed.json").exists()
     assert "| seeds |" not in (out / "table.md").read_text()
+
+
+def test_a_study_of_a_version_without_a_setting_is_finished(tmp_path):
+    """Settings are compared by value: one that is newer than the study had its default."""
+    out = tmp_path / "study"
+    words = ["--dataset", "digits", "--clients", "3", "--rounds", "1", "--methods", "fedavg,fedprox"]
+    command = ["compare", *words, "--seeds", "0", "--jobs", "0", "--out", str(out)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    config = out / "runs/fedavg-seed0/config.toml"
+    kept = [line for line in config.read_text().splitlines() if not line.startswith(("lr_warmup", "moments"))]
+    assert len(kept) < len(config.read_text().splitlines())  # as an older version would have written it
+    config.write_text("\n".join(kept) + "\n")
+    shutil.rmtree(out / "runs/fedprox-seed0")
+    done = CliRunner().invoke(app, [*command, "--resume"])
+    assert done.exit_code == 0, done.output
+    config.write_text("\n".join(kept).replace("rounds = 1", "rounds = 1\npatience = 7") + "\n")
+    other = CliRunner().invoke(app, [*command, "--resume"])
+    assert "other settings" in str(other.exception)
 
 
 def test_a_study_whose_runs_all_fail_is_an_error(tmp_path, capsys, monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from fedld.errors import FedLDError
+from fedld.study.compare import write_comparison
 from fedld.study.comparison import compare_runs
 
 ACCURACY = {"fedavg": (0.80, 0.82, 0.80), "fedld": (0.81, 0.84, 0.83), "fedbn": (0.70, 0.71, 0.72)}
@@ -109,3 +110,15 @@ def test_markdown_escapes_names_and_csv_runs_no_formula(write_run):
     comparison = compare_runs("t", [run], "=a|b")
     assert "=a\\|b" in comparison.to_markdown()
     assert "\n'=a|b,0,accuracy,50.0" in comparison.to_csv()
+
+
+def test_names_in_markdown_are_no_html(write_run, tmp_path):
+    """A method of one's own, or a data set, called <img src=...> was one in table.md."""
+    from dataclasses import replace
+
+    evil = "<img src=x onerror=alert(1)>"
+    run = replace(write_run("fedavg", 0, accuracy=0.5), label=evil)
+    write_comparison(compare_runs(evil, [run], evil), tmp_path, f"fedld compare `{evil}`")
+    text = (tmp_path / "table.md").read_text()
+    assert "<img" not in text
+    assert text.count("&lt;img src=x onerror=alert(1)>") >= 4  # title, rows of two tables, command

@@ -26,6 +26,7 @@ Primary = Annotated[
     typer.Option(help="measure that decides: accuracy, balanced_accuracy, auroc, worst_client or a --metric"),
 ]
 
+SEEDS = "seeds themselves, separated by commas: 5 is seed 5 alone, five seeds are 0,1,2,3,4"
 TargetText = Annotated[
     str,
     typer.Option(help="tell the cost to POINTS below the baseline's final accuracy, or POINTS@ACCURACY"),
@@ -36,7 +37,7 @@ TargetText = Annotated[
 def compare(
     settings: dict[str, Any],
     methods: Annotated[str, typer.Option(help="names, separated by commas")] = METHODS,
-    seeds: Annotated[str, typer.Option(help="seeds, separated by commas")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help=SEEDS)] = "0,1,2",
     study: Annotated[Path | None, typer.Argument(help="with --resume and nothing else: the study")] = None,
     out: Annotated[Path, typer.Option(help="study directory")] = Path("runs/compare"),
     resume: Annotated[bool, typer.Option("--resume", help="finish what is there already")] = False,

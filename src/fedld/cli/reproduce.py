@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fedld.cli.compare import FAILED_RUNS, Primary, parse_seeds
+from fedld.cli.compare import FAILED_RUNS, SEEDS, Primary, parse_seeds
 from fedld.cli.settings import with_settings
 from fedld.records.writer import dump
 
 reproduce = typer.Typer(help="The paper's figures and tables.", no_args_is_help=True)
 
-Seeds = Annotated[str, typer.Option(help="seeds, separated by commas")]
+Seeds = Annotated[str, typer.Option(help=SEEDS)]
 Resume = Annotated[bool, typer.Option("--resume", help="finish what is there already")]
 Jobs = Annotated[int | None, typer.Option(help="runs at the same time; default: cores")]
 Json = Annotated[bool, typer.Option("--json", help="print the result as JSON")]

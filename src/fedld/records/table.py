@@ -24,6 +24,15 @@ def guarded(cell: object) -> object:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
 
 
+def no_html(text: str) -> str:
+    """Markdown in which nothing is HTML, whatever the names in it are.
+
+    >>> no_html("a <b> & c")
+    'a &lt;b> &amp; c'
+    """
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
 def _bare(cell: str) -> str:
     """The name without that apostrophe."""
     return cell[1:] if cell[:1] == "'" and cell[1:].startswith(FORMULA) else cell

@@ -26,6 +26,7 @@ from fedld.errors import FedLDError
 from fedld.paths import make_folder
 from fedld.records.reader import read_run
 from fedld.records.schema import FORMAT, Event
+from fedld.records.table import no_html
 from fedld.records.writer import write_atomically
 from fedld.study import formats
 from fedld.study.grid import Cell, run_cell, run_grid
@@ -108,7 +109,7 @@ class AutoResult:
             ]
             for trial in self.trials
         ]
-        return f"{self.reason}\n\n{formats.markdown([head, *rows])}\n"
+        return no_html(f"{self.reason}\n\n{formats.markdown([head, *rows])}\n")
 
 
 def candidates(settings: Mapping[str, Any]) -> list[Candidate]:

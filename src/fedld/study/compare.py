@@ -19,6 +19,7 @@ from fedld.methods import METHODS
 from fedld.paths import make_folder
 from fedld.records.reader import check_format, read_object, read_run
 from fedld.records.schema import FORMAT, REFUSED, Event, StudyEntry, StudyIndex
+from fedld.records.table import no_html
 from fedld.records.writer import dump, write_atomically
 from fedld.registry import find, options_of
 from fedld.study.comparison import Comparison, compare_runs
@@ -241,7 +242,8 @@ def write_comparison(comparison: Comparison, out: Path, command: str) -> None:
     """table.json, table.md, table.tex and table.csv."""
     made = {"command": command}
     write_atomically(out / "table.json", json.dumps(comparison.to_json() | made, indent=1).encode())
-    write_atomically(out / "table.md", f"{comparison.to_markdown()}\nMade by `{command}`.\n".encode())
+    said = f"{comparison.to_markdown()}\nMade by `{no_html(command)}`.\n"
+    write_atomically(out / "table.md", said.encode())
     write_atomically(out / "table.tex", comparison.to_latex(command).encode())
     write_atomically(out / "table.csv", comparison.to_csv().encode())
 

@@ -13,6 +13,7 @@ from fedld.analysis.statistics import PairedDifference, holm, paired_difference
 from fedld.methods import METHODS
 from fedld.records.reader import Run, by_label
 from fedld.records.schema import FORMAT
+from fedld.records.table import no_html
 from fedld.study import formats
 from fedld.study.accounts import Account, Explanation, account_of, explain
 from fedld.study.measures import (
@@ -197,7 +198,8 @@ class Comparison:
     def to_markdown(self) -> str:
         """Verdict, warnings, table and accounts under the title."""
         said = "".join(f"- {line}\n" for line in self.warnings)
-        return f"{self.title}\n\n{self.verdict}.\n\n{said}\n{formats.markdown(self.table)}\n{self.why()}"
+        told = f"{self.title}\n\n{self.verdict}.\n\n{said}\n{formats.markdown(self.table)}\n{self.why()}"
+        return no_html(told)
 
     def to_latex(self, comment: str = "") -> str:
         """The table as a tabular."""

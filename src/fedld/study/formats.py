@@ -5,7 +5,7 @@ import io
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-from fedld.records.table import guarded
+from fedld.records.table import guarded, no_html
 
 Rows = Sequence[Sequence[str]]
 
@@ -38,7 +38,7 @@ def without_html(text: str) -> str:
     lines, code = [], False
     for line in text.split("\n"):
         code ^= line.startswith("```")
-        lines.append(line if code else line.replace("&", "&amp;").replace("<", "&lt;"))
+        lines.append(line if code else no_html(line))
     return "\n".join(lines)
 
 

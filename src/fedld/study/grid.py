@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from fedld.config.experiment import Experiment
+from fedld.config.experiment import Experiment, make_experiment, read_toml
 from fedld.config.own import stays_here
 from fedld.engine import loop
 from fedld.engine.backends.processes import (
@@ -53,10 +53,16 @@ class Cell:
 def run_cell(cell: Cell, progress: Callable[[Event], None], callbacks: Sequence[Any] = ()) -> Summary:
     """Run a cell, continue it, or give the summary of a finished one."""
     if (cell.path / "config.toml").exists():
-        if (cell.path / "config.toml").read_text() != cell.experiment.to_toml():
+        if not _same_settings(cell):
             raise OtherSettings(f"'{cell.path}' holds a run with other settings: choose another --out")
         return loop.resume(cell.path, progress=progress, own=cell.experiment.own, callbacks=callbacks)
     return loop.run(cell.experiment, cell.path, progress=progress, callbacks=callbacks)
+
+
+def _same_settings(cell: Cell) -> bool:
+    """Whether a run was begun with the cell's settings; one that is newer than the run had its default."""
+    begun = make_experiment(read_toml(cell.path / "config.toml"), cell.experiment.own)
+    return begun.to_toml() == cell.experiment.to_toml()
 
 
 def run_grid(

@@ -10,6 +10,7 @@ from fedld.analysis.heterogeneity import image_features
 from fedld.data import Federation
 from fedld.errors import FedLDError
 from fedld.records.reader import read_run
+from fedld.records.table import no_html
 from fedld.records.writer import dump, write_atomically
 
 
@@ -42,7 +43,7 @@ class Diagnosis:
                 lines += [f"  Thresholds: {_numbers(finding.thresholds)}."]
         if self.not_measured:
             lines += ["", f"Not measured: {', '.join(self.not_measured)}."]
-        return "\n".join(lines) + "\n"
+        return no_html("\n".join(lines)) + "\n"
 
     @property
     def verdict(self) -> str:

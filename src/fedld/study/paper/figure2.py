@@ -17,6 +17,7 @@ from fedld.config.experiment import make_experiment
 from fedld.config.resolve import make_measures
 from fedld.errors import FedLDError
 from fedld.records.schema import ROUNDS, Event
+from fedld.records.table import no_html
 from fedld.records.writer import read_lines, write_atomically
 from fedld.study.compare import StudyPlan, open_study, short_name
 from fedld.study.grid import Cell, run_grid
@@ -91,7 +92,7 @@ class Figure2:
                 cells += [_interval(self.difference(arm, term, alpha)) for arm in arms]
             rows.append(cells)
         table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-        return f"# {self.title}\n\n{table}\n\nMade by `{self.command}`.\n"
+        return no_html(f"# {self.title}\n\n{table}\n\nMade by `{self.command}`.\n")
 
 
 def _interval(difference: PairedDifference) -> str:

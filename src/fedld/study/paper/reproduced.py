@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib
 
+from fedld.records.table import no_html
 from fedld.records.writer import write_atomically
 from fedld.study.comparison import Comparison
 from fedld.study.formats import comma_separated, latex, markdown, spread
@@ -76,7 +77,7 @@ class Reproduced:
             rows = [[*head, "paper"], *([*row, column.cell(row[0])] for row in rows)]
             said = [f"{column.comparison.verdict}.", *(f"- {line}" for line in column.comparison.warnings)]
             text += ["", f"## {column.data}", "", *said, "", markdown(rows), column.comparison.why()]
-        return "\n".join(text) + f"\nMade by `{self.command}`.\n"
+        return no_html("\n".join(text) + f"\nMade by `{self.command}`.\n")
 
     def to_tex(self) -> str:
         """The overview as a tabular."""
