@@ -1,4 +1,4 @@
-"""Three tasks on a small table of patients: a class, a number and a survival time.
+"""Four tasks on a small table of patients: a class, two labels, a number and a survival time.
 
 Run it: python examples/tasks.py
 """
@@ -13,27 +13,28 @@ import fedld
 
 HOSPITALS = ("delhi", "oslo", "lima")
 TARGETS = {
-    "classification": ("sick", "time,event,value"),
-    "regression": ("value", "time,event,sick"),
-    "survival": ("time,event", "sick,value"),
+    "classification": ("sick", "frail,time,event,value"),
+    "multilabel": ("sick,frail", "time,event,value"),
+    "regression": ("value", "frail,time,event,sick"),
+    "survival": ("time,event", "sick,frail,value"),
 }
 
 
 def write_patients(file: Path, count: int = 240) -> None:
-    """Write patients of three hospitals; some doses are missing."""
+    """Write patients of three hospitals; some doses are missing, and Lima does not know who is frail."""
     rng = np.random.default_rng(0)
     with file.open("w", newline="") as stream:
         table = csv.writer(stream)
-        table.writerow(["patient", "hospital", "age", "dose", "sick", "value", "time", "event"])
+        table.writerow(["patient", "hospital", "age", "dose", "sick", "frail", "value", "time", "event"])
         for k in range(count):
             age, dose = rng.normal(60, 10), rng.normal()
             risk = (age - 60) / 20 + dose
             sick, value = int(risk + 0.3 * rng.normal() > 0), 20 + 3 * risk + rng.normal()
             time, event = rng.exponential(np.exp(-risk)), int(rng.random() < 0.7)
             cell = "" if k % 10 == 0 else f"{dose:.3f}"
-            table.writerow(
-                [k, HOSPITALS[k % 3], f"{age:.1f}", cell, sick, f"{value:.2f}", f"{time:.4f}", event]
-            )
+            frail = "" if HOSPITALS[k % 3] == "lima" else int(age > 65)
+            person = [k, HOSPITALS[k % 3], f"{age:.1f}", cell]
+            table.writerow([*person, sick, frail, f"{value:.2f}", f"{time:.4f}", event])
 
 
 def main(rounds: int = 15) -> dict[str, fedld.Result]:

@@ -137,7 +137,7 @@ def test_plain_layers_chain(name):
         ({"name": "resnet9"}, "resnet8"),
         ({"norm": "layer"}, "norm"),
         ({"name": "cnn", "norm": "group"}, "normalisation"),
-        ({"classes": 1}, "classes"),
+        ({"classes": 0}, "at least 1 output"),
         ({"channels": 0}, "channel"),
         ({"image_size": 7}, "7 pixels"),
     ],

@@ -45,7 +45,7 @@ class Experiment(BaseModel):
         compared=True,
     )
     task: str = setting(
-        "data", "auto", "auto, classification, regression, survival", travels=True, compared=True
+        "data", "auto", "auto, classification, multilabel, regression, survival", travels=True, compared=True
     )
     target_column: str | None = setting(
         "data", None, "column of csv:FILE that is to be learned; of survival TIME,EVENT", compared=True

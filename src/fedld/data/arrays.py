@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedld.data.federation import Federation, Pair
 from fedld.data.npz import MOST_CLASSES
 from fedld.data.table import Table, cached, fingerprint, write_table
-from fedld.data.targets import check_task, make_targets
+from fedld.data.targets import check_task, make_targets, target_columns
 from fedld.errors import FedLDError
 from fedld.paths import cache_root
 
@@ -34,7 +34,7 @@ def federation_from_arrays(
 
     _check_names(clients)
     check_task(task)
-    width = 2 if task == "survival" else 1
+    width = target_columns(task)
     parts = {client: _checked(f"client '{client}'", pair, width) for client, pair in clients.items()}
     if test is not None:
         parts[""] = _checked("the test set", test, width)
@@ -50,7 +50,7 @@ def federation_from_arrays(
     if task == "classification":
         labels, names = _classes(labels, classes)
     else:
-        made = make_targets(task, labels, name)
+        made = make_targets(task, labels, name, labels=_class_names(classes) or None)
         labels, names = made.values, made.outputs
         columns["group"] = made.groups.astype(np.str_)
         facts = {"task": task, "groups": made.names}

@@ -68,7 +68,8 @@ class Federation:
 
         Samples are uint8 pictures (N, H, W) or (N, H, W, C), which are normalised, or floats of any shape
         (N, ...), which the model gets as they are. Labels are numbers from 0, or words; of the task
-        "regression" any numbers, of "survival" (N, 2) times and events.
+        "regression" any numbers, of "survival" (N, 2) times and events, of "multilabel" (N, K) with 1, 0, or
+        -1 where a label is unknown (`classes` names the K labels).
         """
         from fedld.data.arrays import federation_from_arrays
 
@@ -97,6 +98,11 @@ class Federation:
     def outputs(self) -> int:
         """How many numbers a model gives for one sample: one for each class."""
         return len(self.classes)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of these numbers: the classes, the labels, or the target's name."""
+        return self.classes
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """`npz:PATH`: people's own images as arrays.
 
 Keys: images and labels; optional split ('train' or 'test'), site, classes (names), and any further text
-column that can name clients. Nothing is ever unpickled.
+column that can name clients. Labels are class numbers, or with another task numbers, (N, 2) times and events
+or (N, K) labels of 1, 0 and -1 (unknown). Nothing is ever unpickled.
 """
 
 from pathlib import Path
@@ -14,6 +15,7 @@ from fedld.data.archive import Arrays, Header, read_arrays
 from fedld.data.pixels import Progress, resize, to_uint8, with_channels
 from fedld.data.spec import DataSpec
 from fedld.data.table import Table, Text, cached, file_sha256, fingerprint, write_table
+from fedld.data.targets import make_targets
 from fedld.errors import FedLDError
 from fedld.paths import user_path
 
@@ -31,10 +33,11 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
     def build(folder: Path) -> None:
         arrays = read_columns(file)
         images = to_uint8(with_channels(arrays["images"], str(file)), str(file))
-        labels = to_labels(arrays["labels"], len(images), str(file))
+        columns = text_columns(arrays, len(images), str(file))
+        labels, names, facts = _targets(arrays, len(images), spec, str(file))
+        columns |= facts.pop("columns", {})
         if spec.image_size is not None:
             images = resize(images, spec.image_size)
-        columns = text_columns(arrays, len(images), str(file))
         split = columns.pop("split", np.full(len(images), "draw"))
         odd = set(split) - {"train", "test", "draw", ""}
         if odd:
@@ -44,13 +47,31 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
             folder,
             images,
             labels,
-            class_names(arrays, labels, str(file)),
+            names,
             split=split,
             columns=columns,
             partition="site" if len(sites) > 1 else "dirichlet",
+            **facts,
         )
 
-    return cached(root, "npz", fingerprint("npz", file_sha256(file), spec.image_size), build)
+    task = () if spec.task == "classification" else (spec.task,)
+    return cached(root, "npz", fingerprint("npz", file_sha256(file), spec.image_size, *task), build)
+
+
+def _targets(
+    arrays: Arrays, count: int, spec: DataSpec, what: str
+) -> tuple[NDArray[Any], tuple[str, ...], dict[str, Any]]:
+    """Targets of a task, names of a model's outputs, and what the table says of them."""
+    array = arrays["labels"]
+    if spec.task == "classification":
+        labels = to_labels(array, count, what)
+        return labels, class_names(arrays, labels, what), {}
+    if array.shape[:1] != (count,):
+        raise FedLDError(f"{what} has labels of shape {array.shape} for {count} images.")
+    names = [str(name) for name in arrays["classes"].ravel()] if "classes" in arrays else None
+    made = make_targets(spec.task, array, what, labels=names)
+    facts = {"task": spec.task, "groups": made.names, "columns": {"group": made.groups.astype(np.str_)}}
+    return made.values, made.outputs, facts
 
 
 def read_columns(file: Path) -> Arrays:

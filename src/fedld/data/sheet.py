@@ -68,15 +68,26 @@ def _build(folder: Path, file: Path, spec: DataSpec) -> None:
     if spec.task == "classification":
         labels, classes = _classes(columns[targets[0]], targets[0], file)
     else:
-        wanted = 2 if spec.task == "survival" else 1
-        if len(targets) != wanted:
-            raise FedLDError(f"{spec.task} has {wanted} target column(s), not '{spec.target_column}'")
-        values = np.stack([_numbers(columns[name], name, file) for name in targets], 1)
-        made = make_targets(spec.task, values if wanted == 2 else values[:, 0], str(file), targets[0])
+        values = _target_values({name: columns[name] for name in targets}, spec, file)
+        made = make_targets(spec.task, values, str(file), targets[0], labels=targets)
         labels, classes = made.values, made.outputs
         texts["group"] = made.groups.astype(np.str_)
         facts |= {"task": spec.task, "groups": made.names}
     write_table(folder, features, labels, classes, split=split, columns=texts, **facts)
+
+
+def _target_values(columns: Columns, spec: DataSpec, file: Path) -> NDArray[np.float64]:
+    """The numbers of the target columns; an empty cell of a label is unknown (-1)."""
+    wanted = {"survival": 2, "regression": 1}.get(spec.task, len(columns))
+    if len(columns) != wanted:
+        raise FedLDError(f"{spec.task} has {wanted} target column(s), not '{spec.target_column}'")
+    if spec.task == "multilabel":
+        columns = {
+            name: ["-1" if cell.lower() in MISSING else cell for cell in cells]
+            for name, cells in columns.items()
+        }
+    values = np.stack([_numbers(cells, name, file) for name, cells in columns.items()], 1)
+    return values[:, 0] if spec.task == "regression" else values
 
 
 def read_columns(file: Path) -> Columns:

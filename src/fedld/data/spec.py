@@ -27,7 +27,8 @@ class DataSpec:
     seed, test_seed: of the partition; of the test set, where the dataset has no split of its own.
     bits: that the grey values of 16-bit files really use, where they do not say.
     patient: `folder:` only, a pattern whose group is the patient in a file's name: `^([^_]+)_`.
-    task, target_column, site_column, split_column, drop: `csv:` only (see `fedld.data.sheet`).
+    task: classification, multilabel, regression or survival; the dataset must have targets for it.
+    target_column, site_column, split_column, drop: `csv:` only (see `fedld.data.sheet`).
     samples, feature_shift, shortcut: fundus-sim only (see `fedld.data.fundus`).
     """
 

@@ -110,7 +110,7 @@ def prepare(
     _check_client_rates(experiment, [client.name for client in everybody.clients])
     federation = normalised(experiment, method.federation(everybody))
     targets = [federation.labels[client.train] for client in federation.clients]
-    parts = replace(parts, task=parts.task.fitted(targets))
+    parts = replace(parts, task=parts.task.fitted(targets, federation.output_names))
     method = for_task(experiment, method, parts.task)
     if experiment.validation is not None and not method.has_global:
         raise FedLDError(

@@ -112,7 +112,7 @@ def _check(name: str, classes: int, image_size: int, channels: int, norm: str) -
         raise FedLDError(f"unknown norm '{norm}': {nearest(norm, ['batch', 'group'])}")
     if name in _PLAIN and norm != "batch":
         raise FedLDError(f"model '{name}' has no normalisation, so norm='{norm}' cannot apply")
-    if classes < 2 or channels < 1:
-        raise FedLDError(f"a model needs at least 2 classes and 1 channel, got {classes} and {channels}")
+    if classes < 1 or channels < 1:
+        raise FedLDError(f"a model needs at least 1 output and 1 channel, got {classes} and {channels}")
     if image_size < MIN_IMAGE_SIZE:
         raise FedLDError(f"images of {image_size} pixels are too small, at least {MIN_IMAGE_SIZE} are needed")

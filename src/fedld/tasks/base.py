@@ -53,8 +53,13 @@ class Task(ABC):
         """Give the group of every sample whose size a site guards; one group where there are no classes."""
         return np.zeros(len(targets), np.int64)
 
-    def fitted(self, clients: Sequence[NDArray[np.generic]]) -> "Task":
-        """Take what the task needs of all clients' training targets, from sums over them."""
+    def fitted(self, clients: Sequence[NDArray[np.generic]], names: Sequence[str]) -> "Task":
+        """Take what the task needs of all clients' training targets, from sums over them.
+
+        Args:
+            clients: training targets of every client.
+            names: of the model's outputs.
+        """
         return self
 
     def tally(self, outputs: Tensor, targets: Tensor) -> Tally:

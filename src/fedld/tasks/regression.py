@@ -39,7 +39,7 @@ class Regression(Task):
     mean: float = 0.0
     deviation: float = 1.0
 
-    def fitted(self, clients: Sequence[NDArray[np.generic]]) -> "Regression":
+    def fitted(self, clients: Sequence[NDArray[np.generic]], names: Sequence[str]) -> "Regression":
         """Take mean and deviation from sums over the clients' training targets."""
         count = sum(len(one) for one in clients)
         total = sum(float(one.astype(np.float64).sum()) for one in clients)

@@ -69,7 +69,7 @@ def auroc(logits: ArrayLike, labels: ArrayLike) -> float:
     present = np.unique(y)
     if len(present) < 2 or not _finite(z).all():
         return float("nan")
-    areas = [_area(z[:, k] - logsumexp(np.delete(z, k, axis=1), axis=1), y == k) for k in present]
+    areas = [area(z[:, k] - logsumexp(np.delete(z, k, axis=1), axis=1), y == k) for k in present]
     return float(np.mean(areas))
 
 
@@ -87,7 +87,7 @@ def calibration(logits: ArrayLike, labels: ArrayLike, bins: int = BINS) -> Calib
     return Calibration(confidence, accuracy, count, float(np.abs(sums[0] - sums[1]).sum() / len(y)))
 
 
-def _area(scores: Floats, positive: NDArray[np.bool_]) -> float:
+def area(scores: Floats, positive: NDArray[np.bool_]) -> float:
     """Mann-Whitney: the share of (positive, negative) pairs in the right order, ties counting half."""
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     midranks = np.cumsum(counts) - (counts - 1) / 2
