@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from fedld.analysis.decomposition import decompose
     from fedld.api import auto, compare, diagnose, report, run, tune
     from fedld.data import Federation
+    from fedld.engine.backends.base import Backend, Engine
+    from fedld.engine.backends.machine import ThisMachine
     from fedld.engine.callbacks import Callback
     from fedld.errors import FedLDError
     from fedld.frames import load
@@ -29,6 +31,8 @@ PLACES = {
     "fedld.results": ("Result", "Study"),
     "fedld.frames": ("load",),
     "fedld.data": ("Federation",),
+    "fedld.engine.backends.base": ("Backend", "Engine"),
+    "fedld.engine.backends.machine": ("ThisMachine",),
     "fedld.engine.callbacks": ("Callback",),
     "fedld.methods": ("Method",),
     "fedld.models": ("Model",),
@@ -39,9 +43,11 @@ PLACES = {
 }
 __version__ = "0.1.0"
 __all__ = [
+    "Backend",
     "Callback",
     "Context",
     "ContextObjective",
+    "Engine",
     "FedLDError",
     "Federation",
     "GramRule",
@@ -55,6 +61,7 @@ __all__ = [
     "Result",
     "Rule",
     "Study",
+    "ThisMachine",
     "__version__",
     "aggregate",
     "auto",

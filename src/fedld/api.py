@@ -10,9 +10,11 @@ from torch import nn
 
 from fedld.aggregation import Rule
 from fedld.analysis.diagnosis.page import Diagnosis, diagnose_federation, diagnose_run
-from fedld.config.experiment import SETTINGS, make_experiment
+from fedld.config.experiment import SETTINGS, Experiment, make_experiment
 from fedld.data import DataSpec, Federation
 from fedld.engine import loop
+from fedld.engine.backends.base import Engine
+from fedld.engine.backends.machine import SIMULATION, as_engine
 from fedld.engine.callbacks import Callback, Function, as_callback
 from fedld.engine.exchange import Progress
 from fedld.errors import FedLDError
@@ -44,6 +46,7 @@ def run(
     rule: Named | Rule | type[Rule] | None = None,
     metrics: Sequence[str | Metric | Callable[..., Any]] = (),
     callbacks: Sequence[Callback | Function] = (),
+    engine: Engine | str = "local",
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool | None = None,
@@ -55,22 +58,43 @@ def run(
     Further settings (rounds, lr, decompose, workers, ...) are those of the page of settings. `out=None`
     writes into a folder that goes with the result; with `resume`, a run that is in `out` is continued by the
     same call. A callback gets the record and the model of every round, and ends the run by returning True;
-    a `fedld.Callback` also has a beginning and an end.
+    a `fedld.Callback` also has a beginning and an end. The `engine` says where clients train: "local" (by the
+    setting `workers`), "process", "workers", "flower-simulation", or an own `fedld.Engine`.
     """
     if not isinstance(callbacks, Sequence):
         raise FedLDError(f"callbacks is a list of functions, not {callbacks!r:.80}")
     for callback in callbacks:
         as_callback(callback)
+    if engine != SIMULATION:
+        engine = as_engine(engine)
     parts = {"method": method, "model": model, "objective": objective, "rule": rule, "metrics": metrics}
     experiment = make_experiment(_settings(federation, parts, settings), _own_data(federation, settings))
     with _folder(out) as (path, owned):
         label = experiment.method["name"].rpartition(":")[2]
         with _watched(experiment.rounds, label, progress) as watch:
-            if resume:
-                run_cell(Cell(label, experiment, path), watch, callbacks)
+            if isinstance(engine, str):
+                _simulate(experiment, path, watch, callbacks, resume)
+            elif resume:
+                run_cell(Cell(label, experiment, path, engine), watch, callbacks)
             else:
-                loop.run(experiment, path, progress=watch, callbacks=callbacks)
+                loop.run(experiment, path, progress=watch, callbacks=callbacks, engine=engine)
     return Result(path, label, experiment, owned)
+
+
+def _simulate(
+    experiment: Experiment,
+    path: Path,
+    progress: Progress,
+    callbacks: Sequence[Callback | Function],
+    resume: bool,
+) -> None:
+    """Run in Flower's simulation, whose sites have files and names but no values of this process."""
+    for kind in experiment.own:
+        raise FedLDError(f"engine '{SIMULATION}' takes parts by name: {kind} is a value of your own")
+    from fedld.engine.backends.flower.simulation import simulate
+
+    begun = resume and (path / "config.toml").exists()
+    simulate(experiment, path, progress, resume=begun, callbacks=callbacks)
 
 
 def compare(
@@ -84,6 +108,7 @@ def compare(
     metrics: Sequence[str | Metric | Callable[..., Any]] = (),
     primary: str | None = None,
     target: float | str = 0.5,
+    engine: Engine | str = "local",
     out: str | Path | None = None,
     resume: bool = False,
     jobs: int | None = None,
@@ -94,10 +119,14 @@ def compare(
 
     A mapping gives the methods the labels of the table. `jobs` runs at a time; default: one per core.
     The table tells rounds, megabytes and seconds until a method stays within `target` points of the
-    baseline's final accuracy, or of a given one ("0.5@85").
+    baseline's final accuracy, or of a given one ("0.5@85"). The `engine` of every run is "local", "process",
+    "workers" or an own `fedld.Engine`.
     """
     if jobs is not None and (not isinstance(jobs, int) or jobs < 0):
         raise FedLDError(f"jobs is a number of runs at a time, not {jobs!r:.80}")
+    if engine == SIMULATION:
+        raise FedLDError(f"engine '{SIMULATION}' runs one experiment at a time: use fedld.run")
+    where = as_engine(engine)
     parts = {"model": model, "objective": objective, "rule": rule, "metrics": metrics}
     asked = _settings(federation, parts, settings)
     study = plan(
@@ -112,7 +141,7 @@ def compare(
     check_own_tables(settings, [*(methods.values() if isinstance(methods, Mapping) else methods)])
     with _folder(out) as (path, owned):
         with _watched(study.rounds, f"{len(study.cells)} runs", progress) as watch:
-            comparison = run_study(study, path, resume=resume, jobs=jobs, progress=watch)
+            comparison = run_study(study, path, resume=resume, jobs=jobs, progress=watch, engine=where)
         results = {
             (cell.label, cell.experiment.seed): Result(cell.path, cell.label, cell.experiment, owned)
             for cell in study.placed(path)

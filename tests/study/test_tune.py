@@ -9,7 +9,7 @@ from fedld.config.experiment import make_experiment, read_toml
 from fedld.config.resolve import make_data_spec, make_method
 from fedld.data import load
 from fedld.engine import loop
-from fedld.engine.setup import THIS_MACHINE
+from fedld.engine.backends.machine import THIS_MACHINE
 from fedld.errors import FedLDError
 from fedld.study.tune import SearchRange, apply, ranges_of, tune
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from fedld.engine.backends.base import Backend
 from fedld.engine.checkpoint import newest_round
 from fedld.engine.jobs import (
-    Backend,
     Failure,
     Incoming,
     Job,

@@ -5,11 +5,11 @@ pydantic checks it there, and only there.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -304,17 +304,3 @@ class Failure:
 
 
 Done = Callable[[Job, JobResult | Failure], None]
-
-
-class Backend(Protocol):
-    """Where the jobs of a round run."""
-
-    def run(
-        self, jobs: Sequence[Job], common: Tree, done: Done | None = None, deadline: float | None = None
-    ) -> list[JobResult | Failure]:
-        """Do all jobs, in any order; results in the order of the jobs."""
-        ...
-
-    def close(self) -> None:
-        """Release processes."""
-        ...

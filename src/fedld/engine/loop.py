@@ -11,6 +11,8 @@ from typing import Any
 
 from fedld.config.experiment import Experiment, make_experiment, read_toml
 from fedld.engine import rounds
+from fedld.engine.backends.base import Engine
+from fedld.engine.backends.machine import THIS_MACHINE, as_engine
 from fedld.engine.backends.processes import tune_process
 from fedld.engine.backends.shared import allocate
 from fedld.engine.best import keep_best
@@ -32,7 +34,7 @@ from fedld.engine.measure import decomposition
 from fedld.engine.network import loaded
 from fedld.engine.preparing import calibrate, standardise, start_closed
 from fedld.engine.resuming import check_data, extend, finished, last_checkpoint
-from fedld.engine.setup import THIS_MACHINE, Engine, facts_of, notes, prepare, sample
+from fedld.engine.setup import facts_of, notes, prepare, sample
 from fedld.engine.states import StateStore
 from fedld.errors import FedLDError, Interrupted
 from fedld.methods import Server
@@ -55,14 +57,14 @@ def run(
     out: Path,
     *,
     progress: Progress = quiet,
-    engine: Engine = THIS_MACHINE,
+    engine: Engine | str = THIS_MACHINE,
     callbacks: Sequence[Callback | Function] = (),
 ) -> Summary:
     """Run an experiment into a new directory; returns the summary.
 
     Data, method and model are checked before the directory is touched.
     """
-    tell, added = _notes(progress), callbacks_of(experiment, callbacks)
+    tell, added, engine = _notes(progress), callbacks_of(experiment, callbacks), as_engine(engine)
     setup, server = prepare(experiment, out / "states", engine, tell)
     for note in notes(setup):
         tell(note)
@@ -79,7 +81,7 @@ def resume(
     *,
     progress: Progress = quiet,
     warn: Callable[[str], None] = print,
-    engine: Engine = THIS_MACHINE,
+    engine: Engine | str = THIS_MACHINE,
     own: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback | Function] = (),
     rounds: int | None = None,
@@ -96,7 +98,7 @@ def resume(
         experiment = extend(out, experiment, rounds)
     elif summary := finished(out, experiment, warn):
         return summary
-    before, added = read_run(out), callbacks_of(experiment, callbacks)
+    before, added, engine = read_run(out), callbacks_of(experiment, callbacks), as_engine(engine)
     setup, server = prepare(experiment, out / "states", engine, _notes(progress))
     directory = RunDirectory(out)
     try:

@@ -1,22 +1,17 @@
 """Before the first round: whose data, which model, who does the work, and who is drawn."""
 
-import warnings
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from fedld.config.experiment import Experiment
-from fedld.config.own import stays_here
-from fedld.config.resolve import make_federation, make_method
-from fedld.data import Federation
-from fedld.engine.backends.inprocess import InProcess
-from fedld.engine.backends.pool import WorkerPool, count_workers
+from fedld.config.resolve import make_method
+from fedld.engine.backends.base import Engine
+from fedld.engine.backends.machine import THIS_MACHINE
 from fedld.engine.features import Tell, cached_features
-from fedld.engine.jobs import Backend, Parts, Setup, SharedMemory
-from fedld.engine.memory import check_memory
+from fedld.engine.jobs import Parts, Setup
 from fedld.engine.network import divided, make_layout, normalised
 from fedld.engine.private import privacy_note, private_steps
 from fedld.errors import FedLDError, nearest
@@ -28,76 +23,6 @@ from fedld.models.base import beyond_features
 from fedld.records.schema import FORMAT, RunFacts
 from fedld.seeds import numpy_generator
 from fedld.tasks.base import Task, defined
-
-
-class Engine(Protocol):
-    """Where a run happens: whose data it trains on and who does the work.
-
-    keeps_states: whether the clients' states lie in the run directory, not at sites.
-    """
-
-    keeps_states: bool
-
-    def federation(self, experiment: Experiment) -> Federation:
-        """The clients and the test set."""
-        ...
-
-    def shares_memory(self, setup: Setup) -> bool:
-        """Whether other processes of this machine do the work."""
-        ...
-
-    def check(self, setup: Setup, rows: int) -> None:
-        """Refuse a run that cannot be done here, where so many clients train in a round."""
-        ...
-
-    def backend(self, setup: Setup, memory: SharedMemory) -> Backend:
-        """Who runs the jobs."""
-        ...
-
-    def provenance(self) -> dict[str, str]:
-        """What the model file says of where it comes from; asked when the run is done."""
-        ...
-
-    def resuming(self, out: Path) -> str:
-        """The command that continues a run which was stopped."""
-        ...
-
-
-class ThisMachine:
-    """This machine: the dataset's clients, worker processes (or this process when `workers` is 0)."""
-
-    keeps_states: bool = True
-
-    def federation(self, experiment: Experiment) -> Federation:
-        """The user's own, or the dataset divided among clients."""
-        return make_federation(experiment)
-
-    def shares_memory(self, setup: Setup) -> bool:
-        """Whether there are worker processes."""
-        return count_workers(setup.experiment) > 0
-
-    def check(self, setup: Setup, rows: int) -> None:
-        """Is there memory enough for all workers, and can they have the user's own parts?"""
-        own, asked = setup.experiment.own, setup.experiment.workers
-        if asked != 0 and (why := stays_here(own, asked=asked is not None)):
-            warnings.warn(f"{why}: the run stays in this process", stacklevel=4)
-        check_memory(setup, rows, count_workers(setup.experiment))
-
-    def backend(self, setup: Setup, memory: SharedMemory) -> Backend:
-        """Persistent workers, one per core unless told."""
-        workers = count_workers(setup.experiment)
-        return WorkerPool(setup, memory, workers) if workers else InProcess(setup, memory)
-
-    def provenance(self) -> dict[str, str]:
-        """Nothing beyond what is in the run directory."""
-        return {}
-
-    def resuming(self, out: Path) -> str:
-        """As any run."""
-        return f"fedld run --resume {out}"
-
-
-THIS_MACHINE = ThisMachine()
 
 
 def prepare(

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -14,6 +14,8 @@ import numpy as np
 from fedld.config.experiment import Experiment, make_experiment, parse_toml
 from fedld.config.own import name_values
 from fedld.config.resolve import make_measures
+from fedld.engine.backends.base import Engine
+from fedld.engine.backends.machine import THIS_MACHINE
 from fedld.errors import FedLDError
 from fedld.methods import METHODS
 from fedld.paths import make_folder
@@ -187,10 +189,16 @@ def of_one_method(settings: dict[str, Any], method: str | None = None) -> dict[s
 
 
 def run_study(
-    study: StudyPlan, out: Path, *, resume: bool, jobs: int | None, progress: Callable[[Event], None]
+    study: StudyPlan,
+    out: Path,
+    *,
+    resume: bool,
+    jobs: int | None,
+    progress: Callable[[Event], None],
+    engine: Engine = THIS_MACHINE,
 ) -> Comparison:
     """Run what is not finished, then write the table (json, md, tex, csv) and report.html."""
-    cells = open_study(study, out, resume=resume)
+    cells = [replace(cell, engine=engine) for cell in open_study(study, out, resume=resume)]
     # Plotting takes a second to import, which nobody has to wait for while the runs are at work.
     Thread(target=import_module, args=("fedld.study.report",), daemon=True).start()
     failed = run_grid(cells, jobs=jobs, progress=progress)

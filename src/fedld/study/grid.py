@@ -21,6 +21,8 @@ from typing import Any
 from fedld.config.experiment import Experiment, make_experiment, read_toml
 from fedld.config.own import stays_here
 from fedld.engine import loop
+from fedld.engine.backends.base import Engine
+from fedld.engine.backends.machine import THIS_MACHINE
 from fedld.engine.backends.processes import (
     end_with_parent,
     one_thread,
@@ -48,6 +50,7 @@ class Cell:
     label: str
     experiment: Experiment
     path: Path
+    engine: Engine = THIS_MACHINE
 
 
 def run_cell(cell: Cell, progress: Callable[[Event], None], callbacks: Sequence[Any] = ()) -> Summary:
@@ -55,8 +58,14 @@ def run_cell(cell: Cell, progress: Callable[[Event], None], callbacks: Sequence[
     if (cell.path / "config.toml").exists():
         if not _same_settings(cell):
             raise OtherSettings(f"'{cell.path}' holds a run with other settings: choose another --out")
-        return loop.resume(cell.path, progress=progress, own=cell.experiment.own, callbacks=callbacks)
-    return loop.run(cell.experiment, cell.path, progress=progress, callbacks=callbacks)
+        return loop.resume(
+            cell.path,
+            progress=progress,
+            own=cell.experiment.own,
+            callbacks=callbacks,
+            engine=cell.engine,
+        )
+    return loop.run(cell.experiment, cell.path, progress=progress, callbacks=callbacks, engine=cell.engine)
 
 
 def _same_settings(cell: Cell) -> bool:
@@ -126,7 +135,7 @@ def _run_all(cells: Sequence[Cell], jobs: int | None, progress: Callable[[Event]
 
 def _submit(pool: ProcessPoolExecutor, cell: Cell) -> Future[Outcome]:
     """Hand a cell to the pool, which may start a process for it; the process does not import the script."""
-    with without_main(cell.experiment.own):
+    with without_main(cell.experiment.own, cell.engine):
         return pool.submit(_work, cell)
 
 
@@ -199,7 +208,7 @@ def _teller(cell: Cell, progress: Callable[[Event], None]) -> Callable[[Event], 
 
 
 def _stays_here(cells: Sequence[Cell], asked: bool) -> str | None:
-    found = (stays_here(cell.experiment.own, asked) for cell in cells)
+    found = (stays_here({**cell.experiment.own, "engine": cell.engine}, asked) for cell in cells)
     return next((why for why in found if why), None)
 
 

@@ -42,16 +42,14 @@ from fedld.layout import Tree
 MAX_DEATHS = 3
 
 
-def count_workers(experiment: Experiment) -> int:
+def count_workers(experiment: Experiment, workers: int | None) -> int:
     """Worker processes: as asked, else one per core, or one per GPU; none for values that must stay here."""
     if experiment.device != "cpu" and not torch.cuda.is_available():
         raise FedLDError(f"device '{experiment.device}' asked for, but torch sees no GPU here")
-    if experiment.workers == 0:
+    if workers == 0 or stays_here(experiment.own, asked=workers is not None):
         return 0
-    if stays_here(experiment.own, asked=experiment.workers is not None):
-        return 0
-    if experiment.workers is not None:
-        return experiment.workers
+    if workers is not None:
+        return workers
     return mp.cpu_count() if experiment.device == "cpu" else torch.cuda.device_count()
 
 

@@ -15,12 +15,13 @@ from fedld.config.experiment import Experiment
 from fedld.config.resolve import make_data_spec, make_method, make_task
 from fedld.data import Federation
 from fedld.data.datasets import open_table
+from fedld.engine.backends.base import Backend
 from fedld.engine.backends.flower.backend import FlowerBackend
 from fedld.engine.backends.flower.federation import server_federation
 from fedld.engine.backends.flower.sites import Registered, Sites
 from fedld.engine.backends.flower.wire import Description, Question
 from fedld.engine.checkpoint import kept_states
-from fedld.engine.jobs import Backend, Setup, SharedMemory
+from fedld.engine.jobs import Setup, SharedMemory
 from fedld.errors import FedLDError
 from fedld.methods import Method
 from fedld.records.ledger import Ledger

@@ -5,7 +5,7 @@ server and round loop are those of a real deployment. On a cluster all machines 
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from fedld.data import Federation, load
 from fedld.engine import loop
 from fedld.engine.backends.flower import site
 from fedld.engine.backends.flower.engine import FlowerEngine
+from fedld.engine.callbacks import Callback, Function
 from fedld.engine.exchange import Progress
 from fedld.errors import FedLDError
 from fedld.records.schema import Summary
@@ -48,7 +49,14 @@ def export(federation: Federation, folder: Path) -> dict[str, int]:
     return {client.name: len(client.train) for client in federation.clients} | {"test": len(test)}
 
 
-def simulate(experiment: Experiment, out: Path, progress: Progress, *, resume: bool = False) -> Summary:
+def simulate(
+    experiment: Experiment,
+    out: Path,
+    progress: Progress,
+    *,
+    resume: bool = False,
+    callbacks: Sequence[Callback | Function] = (),
+) -> Summary:
     """Run (or resume) an experiment in Flower's simulation; returns the summary."""
     if find_spec("ray") is None:
         raise FedLDError("Flower's simulation is not installed here: pip install 'flwr[simulation]'")
@@ -75,7 +83,7 @@ def simulate(experiment: Experiment, out: Path, progress: Progress, *, resume: b
         }
         for k, path in enumerate(files)
     }
-    server, ended = _server(None if resume else experiment, out, progress)
+    server, ended = _server(None if resume else experiment, out, progress, callbacks)
     address = os.environ.get("RAY_ADDRESS")  # of a cluster; else Ray starts here
     config: dict[str, dict[str, Any]] = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     config["init_args"] = {"address": address} if address else {}
@@ -100,7 +108,10 @@ def virtual_sites(nodes: Nodes) -> ClientApp:
 
 
 def _server(
-    experiment: Experiment | None, out: Path, progress: Progress
+    experiment: Experiment | None,
+    out: Path,
+    progress: Progress,
+    callbacks: Sequence[Callback | Function],
 ) -> tuple[ServerApp, list[Summary | Exception]]:
     """A ServerApp that leaves its summary, or the exception, in a list."""
     app, ended = ServerApp(), list[Summary | Exception]([FedLDError("the simulation did not start")])
@@ -110,9 +121,9 @@ def _server(
         engine = FlowerEngine(grid, out)
         try:
             if experiment is None:
-                ended.append(loop.resume(out, progress=progress, engine=engine))
+                ended.append(loop.resume(out, progress=progress, engine=engine, callbacks=callbacks))
             else:
-                ended.append(loop.run(experiment, out, progress=progress, engine=engine))
+                ended.append(loop.run(experiment, out, progress=progress, engine=engine, callbacks=callbacks))
         except Exception as error:
             ended.append(error)
 
