@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedld.aggregation import Measured, Vote
 from fedld.engine.loop import run
 from fedld.errors import FedLDError
 
@@ -14,7 +16,7 @@ def model(path):
     return torch.cat([tensor.flatten().double() for tensor in load_file(path / "model.safetensors").values()])
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedadam"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedadam", "scaffold", "feddyn"])
 def test_a_secure_run_gives_the_plain_runs_model(small, tmp_path, method):
     settings = {"rounds": 2, "method": method, "client_losses": False}
     run(small(**settings), tmp_path / "plain")
@@ -29,12 +31,71 @@ def test_a_secure_run_gives_the_plain_runs_model(small, tmp_path, method):
     )
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedld-drift"])
+def test_candidates_are_chosen_by_sums_of_losses(small, tmp_path, method):
+    rule = {"name": "measured", "rules": "mean", "margin": 0.5, "lengths": "0.5,1,2"}
+    settings = {"rounds": 2, "method": method, "rule": rule, "client_losses": False}
+    run(small(**settings), tmp_path / "plain")
+    run(small(**settings, secure="sum"), tmp_path / "secure")
+    torch.testing.assert_close(model(tmp_path / "secure"), model(tmp_path / "plain"), rtol=1e-4, atol=1e-6)
+    trials = [json.loads(line)["trial"] for line in (tmp_path / "plain/conflict.jsonl").open()]
+    choices = [json.loads(line)["choices"] for line in (tmp_path / "secure/rounds.jsonl").open()]
+    for trial, chosen in zip(trials, choices, strict=True):
+        assert chosen["step"] == trial["lengths"][trial["chosen"]]
+        assert chosen["measured_gain"] == pytest.approx(trial["gain"], abs=1e-6)
+
+
+def test_too_few_votes_for_a_sum_take_the_average():
+    unknown = np.full(2, np.nan)
+    trial = Measured(rules="mean", lengths="2").choose_by_sums(unknown, unknown, 0.0, {"a": "it is away"})
+    assert trial.chosen == 0
+    assert trial.fallback is not None
+
+
+def test_the_spread_of_summed_votes_is_that_of_single_ones():
+    votes = {
+        "a": Vote(count=9, losses=(1.0, 0.8), squares=(0.0, 0.2)),
+        "b": Vote(count=30, losses=(0.5, 0.6), squares=(0.0, 0.1)),
+        "c": Vote(count=20, losses=(0.7, 0.4), squares=(0.0, 0.3)),
+    }
+    p = {"a": 0.2, "b": 0.5, "c": 0.3}
+    rule = Measured(rules="mean", lengths="2")
+    single = rule.choose(votes, p)
+    losses = sum(p[name] * np.array(vote.losses) for name, vote in votes.items())
+    variances = sum(p[name] ** 2 * vote.variances for name, vote in votes.items())
+    summed = rule.choose_by_sums(losses, variances, 1.0, {})
+    assert summed.losses == pytest.approx(single.losses)
+    assert summed.errors == pytest.approx(single.errors)
+    assert (summed.chosen, summed.rules) == (single.chosen, single.rules)
+
+
+@pytest.mark.parametrize("method", ["ridge", "lda", "newton", "regmean"])
+def test_closed_forms_are_solved_from_secure_sums(small, tmp_path, method):
+    settings = {"method": method, "train": "head", "head": "linear", "rounds": 2, "client_losses": False}
+    run(small(**settings), tmp_path / "plain")
+    run(small(**settings, secure="sum"), tmp_path / "secure")
+    torch.testing.assert_close(model(tmp_path / "secure"), model(tmp_path / "plain"), rtol=1e-4, atol=1e-5)
+    lines = [
+        [json.loads(x) for x in (tmp_path / name / "rounds.jsonl").open()] for name in ("plain", "secure")
+    ]
+    for plain, secure in zip(*lines, strict=True):
+        assert secure.get("choices", {}) == pytest.approx(plain.get("choices", {}))
+
+
+def test_the_moments_of_a_standardised_head_and_a_closed_start_are_sums(small, tmp_path):
+    settings = {"train": "head", "head": "linear", "start": "closed", "rounds": 1, "client_losses": False}
+    run(small(**settings), tmp_path / "plain")
+    run(small(**settings, secure="sum"), tmp_path / "secure")
+    torch.testing.assert_close(model(tmp_path / "secure"), model(tmp_path / "plain"), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
         ({"rule": "consensus"}, "needs single updates"),
         ({"method": "fedld"}, "needs single updates"),
-        ({"method": "scaffold"}, "needs single updates"),
+        ({"method": "fednova"}, "needs single updates"),
+        ({"method": "fedld-drift"}, "rules = 'mean' and vote = 'mean' need sums alone"),
         ({"decompose": 1}, "decompose"),
         ({"clients": 2}, "at least 3 clients"),
     ],

@@ -57,6 +57,13 @@ class Vote:
             return f"its measurement is not between 0 and {LARGEST_LOSS:g}"
         return None
 
+    @property
+    def variances(self) -> Array:
+        """Variance of the mean difference to the first candidate, per candidate."""
+        losses, squares = np.array(self.losses), np.array(self.squares)
+        spread = np.maximum(squares - (losses - losses[:1]) ** 2, 0.0)
+        return np.asarray(spread / max(self.count - 1, 1))
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -193,7 +200,7 @@ class Measured(Rule):
             return Trial(*labels, unknown, unknown, 0, 0.0, {}, left_out, reason)
         p = np.array([weights[name] for name in votes]) / heard
         losses = np.array([vote.losses for vote in votes.values()])
-        errors = _paired_errors(list(votes.values()), losses, p)
+        errors = _paired_errors(list(votes.values()), p)
         score = p @ losses
         rank = score if self.vote == "mean" else np.median(losses - losses[:, :1], axis=0)
         best = int(np.argmin(rank))  # of equals the first: the average
@@ -203,10 +210,39 @@ class Measured(Rule):
         gain = float(score[0] - score[best])
         return Trial(*labels, score.tolist(), errors.tolist(), best, gain, own, left_out)
 
+    @property
+    def sums_suffice(self) -> bool:
+        """Whether it needs no single update and no single vote: candidates along the mean, by mean losses."""
+        return len(self.bases()) == 1 and self.vote == "mean"
 
-def _paired_errors(votes: list[Vote], losses: Array, p: Array) -> Array:
+    def choose_by_sums(
+        self, losses: Array, variances: Array, heard: float, left_out: Mapping[str, str]
+    ) -> Trial:
+        """Choose where only sums over the clients' votes are known.
+
+        Args:
+            losses: Per candidate the sum of p_j L_j over the clients that voted, their p summing to one.
+            variances: Per candidate the sum of p_j^2 times `Vote.variances`.
+            heard: Share of the weight of the round's clients that voted.
+            left_out: Clients that are not in the sums, and why.
+
+        Returns:
+            What was measured and which candidate is taken; votes of single clients are not known.
+        """
+        pairs, unknown = self.pairs(), [float("nan")] * len(losses)
+        labels = ["mean"] * len(pairs), [length for _, length in pairs]
+        if heard < self.quorum:
+            reason = f"only {heard:.0%} of the clients' weight was heard, {self.quorum:.0%} are needed"
+            return Trial(*labels, unknown, unknown, 0, 0.0, {}, dict(left_out), reason)
+        errors = np.sqrt(np.maximum(variances, 0.0))
+        best = int(np.argmin(losses))  # of equals the first: the average
+        if losses[0] - losses[best] <= self.margin * errors[best]:
+            best = 0
+        gain = float(losses[0] - losses[best])
+        return Trial(*labels, losses.tolist(), errors.tolist(), best, gain, {}, dict(left_out))
+
+
+def _paired_errors(votes: list[Vote], p: Array) -> Array:
     """Standard error of sum_j p_j (L_j - L_j(average)), each client's images a random part of its own."""
-    counts = np.array([vote.count for vote in votes])[:, None]
-    squares = np.array([vote.squares for vote in votes])
-    spread = np.maximum(squares - (losses - losses[:, :1]) ** 2, 0.0) / np.maximum(counts - 1, 1)
+    spread = np.array([vote.variances for vote in votes])
     return np.asarray(np.sqrt((p[:, None] ** 2 * spread).sum(axis=0)))

@@ -13,6 +13,11 @@ from fedld.aggregation.spectrum import Spectrum, spectrum
 class Mean(GramRule):
     """FedAvg: c = p."""
 
+    @property
+    def sums_suffice(self) -> bool:
+        """The mean of the updates is the aggregate."""
+        return True
+
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
         """The weights themselves."""
         return p.copy()

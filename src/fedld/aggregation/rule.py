@@ -50,6 +50,11 @@ class Rule:
     max_weight: ClassVar[float] = 1.0
     """Largest share of the weights that one client may have, unless `aggregate` is told another."""
 
+    @property
+    def sums_suffice(self) -> bool:
+        """Whether the mean of the updates and sums over clients are all that it needs."""
+        return False
+
     def bases(self) -> list["GramRule"]:
         """Give the rules of the directions that candidate steps are made of, where clients are asked."""
         return []

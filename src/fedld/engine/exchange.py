@@ -20,6 +20,7 @@ from fedld.engine.jobs import (
 )
 from fedld.engine.recording import exclusion, total, traffic
 from fedld.engine.screening import long_messages
+from fedld.engine.summing import sum_of_messages
 from fedld.errors import FedLDError
 from fedld.layout import Tree
 from fedld.methods import Messages, Server
@@ -139,7 +140,10 @@ class Exchange:
             results[name] = Failure(why, "", "rejected")
         sound = [name for name in finite if isinstance(results[name], Prepared)]
         self.check_quorum(results, sound)
-        messages = Messages(**self.senders(sound), messages=[received[name] for name in sound])
+        if self.setup.transforms.sums_only is not None:
+            messages = sum_of_messages(self.setup, {name: received[name] for name in sound}, asked[0].what)
+        else:
+            messages = Messages(**self.senders(sound), messages=[received[name] for name in sound])
         sent = [job.incoming.message for job in asked]
         self.count([*received.values()], sent, updates=False)
         return messages, {name: result for name, result in results.items() if name not in sound}

@@ -18,10 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
-from fedld.aggregation import Aggregate, Candidates, Vote
+from fedld.aggregation import Aggregate, Candidates, Measured, Vote
 from fedld.engine.checkpoint import Pending, drop_checkpoint
 from fedld.engine.exchange import Exchange
 from fedld.engine.jobs import CandidateJob, Failure, Job, LossJob, Trained, TrainJob
@@ -38,12 +37,12 @@ from fedld.engine.preparing import prepare_round
 from fedld.engine.recording import client_lines, conflict_line, round_line
 from fedld.engine.screening import refusals
 from fedld.engine.setup import sample
+from fedld.engine.summing import choose_by_sums, sum_of_updates
 from fedld.errors import FedLDError
 from fedld.methods import Method, Replies, Server
 from fedld.methods.base import shares
 from fedld.records.schema import CLIENTS, CONFLICT, CrossMatrix, Evaluation, Traffic
 from fedld.tasks import Tally
-from fedld.transforms import BUFFERS, PARAMETERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,32 +175,13 @@ def accept(exchange: Exchange, trainings: Trainings) -> Accepted:
 def _accept_sum(
     exchange: Exchange, trainings: Trainings, finite: dict[str, Trained], rows: dict[str, Tensor]
 ) -> Accepted:
-    """Let the method see the mean update alone, as that of one sender; single updates stay hidden."""
-    setup, layout, transform = exchange.setup, exchange.setup.layout, exchange.setup.transforms.sums_only
-    assert transform is not None
+    """Let the method see mean update and summed messages alone; what single clients sent stays hidden."""
     exchange.check_quorum(trainings.results, finite)
-    by_size = setup.method.client_weights == "size"
-    weights = {name: float(setup.sizes[name]) if by_size else 1.0 for name in finite}
-    messages = {
-        name: {PARAMETERS: layout.shared_parameters(row), BUFFERS: layout.shared_buffers(row)}
-        for name, row in rows.items()
-    }
-    total = transform.total(messages, weights, layout)
-    mean = torch.zeros(1, layout.size)
-    layout.shared_parameters(mean).copy_(total.parameters / total.weight)
-    layout.shared_buffers(mean).copy_(total.buffers / total.weight)
-    trained = {name: one for name, one in finite.items() if name in total.clients}
+    messages = {name: one.message for name, one in finite.items()}
+    replies, clients = sum_of_updates(exchange.setup, rows, messages)
+    trained = {name: one for name, one in finite.items() if name in clients}
     refused = {name: "its update is not in the sum" for name in finite if name not in trained}
     exchange.check_quorum(trainings.results, trained, refused)
-    replies = Replies(
-        clients=(transform.name,),
-        rows=[],
-        sizes=(total.weight,),
-        messages=[{}],
-        layout=layout,
-        updates=mean,
-        steps=(0.0,),
-    )
     jobs = {name: trainings.jobs[name] for name in trained}
     return Accepted(trained=trained, jobs=jobs, replies=replies, refused=refused)
 
@@ -240,8 +220,11 @@ def aggregate(exchange: Exchange, accepted: Accepted) -> ServerStep:
     if combined.candidates is None:
         return ServerStep(server=after, combined=combined)
     votes, cost = measure(exchange, accepted, combined.candidates, method.buffers(replies))
-    weights = dict(zip(combined.report.clients, combined.report.weights, strict=True))
-    trial = combined.rule.choose(votes, weights)
+    if replies.summed:
+        trial = choose_by_sums(exchange.setup, cast(Measured, combined.rule), combined.candidates, votes)
+    else:
+        weights = dict(zip(combined.report.clients, combined.report.weights, strict=True))
+        trial = combined.rule.choose(votes, weights)
     after, combined = _server_update(method, server, replace(replies, trial=trial))
     return ServerStep(server=after, combined=combined, measuring=cost)
 
@@ -322,6 +305,10 @@ def record(
     p = shares([setup.sizes[name] for name in accepted.trained], setup.method.client_weights)
     sent = exchange.settle()
     found = round_line(round_, p, accepted.replies, accepted.trained, combined, sent, lines)
-    if choices := setup.method.choices(exchange.state.server):
+    choices = setup.method.choices(exchange.state.server)
+    trial = combined.report.trial
+    if hidden and trial is not None:  # there is no line of conflicts that could tell
+        choices = {**choices, "step": trial.lengths[trial.chosen], "measured_gain": trial.gain}
+    if choices:
         found["choices"] = choices
     return {"line": found, "matrix": matrix}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from fedld.aggregation import Measured
 from fedld.config.experiment import Experiment
 from fedld.config.resolve import make_method
 from fedld.engine.backends.base import Engine
@@ -80,7 +81,7 @@ def check_hidden(setup: Setup, rows: int) -> None:
     problems = {
         f"a round needs at least {least} clients and at most {most}": not least <= rows <= most,
         f"method '{experiment.method['name']}' needs single updates or messages": not method.sums_suffice,
-        f"rule '{method.rule.name}' needs single updates": method.rule.name != "mean",
+        f"rule '{method.rule.name}' needs single updates{_instead(method)}": not method.rule.sums_suffice,
         "the loss decomposition needs single models (decompose = 0)": experiment.decompose > 0,
         "max_update_ratio compares single updates": method.max_update_ratio is not None,
         "max_weight bounds single clients": method.max_weight is not None,
@@ -92,6 +93,11 @@ def check_hidden(setup: Setup, rows: int) -> None:
     for problem, found in problems.items():
         if found:
             raise FedLDError(f"transform '{transform.name}' shows the server sums alone: {problem}")
+
+
+def _instead(method: Method) -> str:
+    """How the rule `measured` can do without single updates."""
+    return " (rules = 'mean' and vote = 'mean' need sums alone)" if isinstance(method.rule, Measured) else ""
 
 
 def notes(setup: Setup) -> Iterator[str]:

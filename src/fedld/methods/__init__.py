@@ -8,7 +8,7 @@ from dataclasses import replace
 from fedld.aggregation import Consensus, Measured, Principal
 from fedld.local.objectives import MarginLog
 from fedld.methods.balanced_softmax import BalancedSoftmax
-from fedld.methods.base import Card, Messages, Method, Replies, Server
+from fedld.methods.base import Card, Messages, MessageSum, Method, Replies, Server
 from fedld.methods.ccvr import CCVR
 from fedld.methods.central import Central
 from fedld.methods.consensus import FedConsensus
@@ -109,4 +109,15 @@ METHODS: dict[str, Method] = {
 }
 METHODS |= plugins("methods", lambda value: isinstance(value, Method))
 
-__all__ = ["METHODS", "Card", "FedAvg", "FedLD", "FedProx", "Messages", "Method", "Replies", "Server"]
+__all__ = [
+    "METHODS",
+    "Card",
+    "FedAvg",
+    "FedLD",
+    "FedProx",
+    "MessageSum",
+    "Messages",
+    "Method",
+    "Replies",
+    "Server",
+]

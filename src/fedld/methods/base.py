@@ -4,7 +4,7 @@ A method never learns where its clients run. Server state, client state and mess
 so checkpoints, worker processes and Flower records come for free.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
 
@@ -44,6 +44,19 @@ class Server:
     extra: Tree = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class MessageSum:
+    """An entry of clients' messages of which the server needs the sum alone.
+
+    bound: largest magnitude of a number; with `per_sample` for each of a client's samples
+    weighted: whether the sum is over w_i times the entry (`client_weights`), or over the entry as it is
+    """
+
+    bound: float
+    weighted: bool = True
+    per_sample: bool = False
+
+
 ClientWeights = Literal["size", "uniform"]
 """How much a client counts: p_i = n_i / n as in Eq. 1, or all alike."""
 
@@ -63,6 +76,8 @@ class Messages:
     """What some clients sent, and how much each of them counts (the method's `client_weights`).
 
     `rows` are the clients' places in what the server keeps of every client (`init`, `personal`).
+    Where the server sees `summed` messages alone, there is one message, of one sender: the weighted mean of
+    weighted entries and the sum of the others (`Method.message_sums`). `rows` are those of the clients in it.
     """
 
     clients: tuple[str, ...]
@@ -70,6 +85,7 @@ class Messages:
     sizes: tuple[float, ...]
     messages: Sequence[Tree]
     client_weights: ClientWeights = "size"
+    summed: bool = False
 
     @property
     def p(self) -> Tensor:
@@ -80,6 +96,20 @@ class Messages:
         """The same messages with other weights of the clients; rules want them positive, so 0 is a trifle."""
         floor = 1e-12 * weights.max().item()
         return replace(self, sizes=tuple(weights.clamp(min=floor).tolist()), client_weights="size")
+
+    def rows_with(self, key: str) -> list[int]:
+        """Rows of the clients that sent an entry."""
+        if self.summed:
+            return self.rows if any(key in message for message in self.messages) else []
+        return [row for row, m in zip(self.rows, self.messages, strict=True) if key in m]
+
+    def over_all(self, p: Tensor, values: Tensor) -> Tensor:
+        """Sum p_i times the values of these clients (m, d), where `p` are the weights of all clients.
+
+        A mean over clients, weighted in proportion to p, stands for values that are known as a sum alone.
+        """
+        weights = p[self.rows]
+        return (weights.sum(0, keepdim=True) if self.summed else weights) @ values
 
     def stack(self, key: str) -> Tensor:
         """One entry of the messages, a row for each client."""
@@ -132,7 +162,8 @@ class Method:
     card: ClassVar[Card]
     personalised: ClassVar[bool] = False
     has_global: ClassVar[bool] = True
-    sums_suffice: ClassVar[bool] = False  # the server uses the mean of the updates alone, no messages
+    sums_suffice: ClassVar[bool] = False  # the server uses the mean of the updates and `message_sums` alone
+    message_sums: ClassVar[Mapping[str, MessageSum]] = {}  # entries that are only needed as sums
     calibrates: ClassVar[bool] = False  # whether an exchange with all clients follows the last round
     prepared_lengths: ClassVar[tuple[str, ...]] = ()  # entries of `prepare` that `max_update_ratio` bounds
     reads_features: ClassVar[bool] = False  # of the incoming and the trained model: losses use the same pass

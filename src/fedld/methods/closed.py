@@ -7,7 +7,7 @@ clients are sampled, later rounds add the sums of those that were not counted be
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -19,7 +19,7 @@ from fedld.aggregation import Aggregate
 from fedld.errors import FedLDError
 from fedld.layout import Layout, Tree
 from fedld.local import LocalClient, Reply
-from fedld.methods.base import Messages, Method, Replies, Server
+from fedld.methods.base import Messages, MessageSum, Method, Replies, Server
 from fedld.methods.moments import LinearProblem, added, client_sums, head_inputs, head_of, set_head, sum_of
 from fedld.models import as_model, head_names
 from fedld.models.standardise import randomise_head
@@ -29,6 +29,13 @@ TEMPERATURES = 2.0 ** (torch.arange(-20, 33, dtype=torch.float64) / 4)
 SAFE = 1e-10
 """The smallest regularisation, as a share of the sum of eigenvalues, that float64 solves with."""
 MOST_UNITS = 16384
+SUMS = {
+    "moments": MessageSum(2.0**16, weighted=False, per_sample=True),
+    "targets": MessageSum(2.0**16, weighted=False, per_sample=True),
+    "errors": MessageSum(2.0**30, weighted=False, per_sample=True),
+    "losses": MessageSum(2.0**30, weighted=False, per_sample=True),
+}
+"""What clients send of which only the sum is needed; inputs of the head have mean squares of at most 2^16."""
 PLAN = "plan."
 """With what the names of a plan begin in messages and in the server's state."""
 
@@ -44,6 +51,8 @@ class SumsMethod(Method):
     precision: Literal["float64", "float32"] = "float64"
 
     second_moments: ClassVar[bool] = True
+    sums_suffice: ClassVar[bool] = True
+    message_sums: ClassVar[Mapping[str, MessageSum]] = SUMS
 
     def check(self, model: nn.Module) -> None:
         """Refuse a network in which more than a linear head is trained."""
@@ -84,7 +93,7 @@ class SumsMethod(Method):
 
     def gather(self, server: Server, messages: Messages) -> Server:
         """Add the new clients' sums to those of all clients."""
-        new = [row for row, m in zip(messages.rows, messages.messages, strict=True) if "moments" in m]
+        new = messages.rows_with("moments")
         if not new:
             return server
         counted = server.extra["counted"].clone()

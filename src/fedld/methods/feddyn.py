@@ -24,6 +24,8 @@ class FedDyn(Method):
 
     alpha: float = 0.01
 
+    sums_suffice: ClassVar[bool] = True
+
     card: ClassVar[Card] = Card("FedDyn", "Acar et al. 2021")
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
@@ -44,7 +46,6 @@ class FedDyn(Method):
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
         """The aggregate, and back by h / alpha."""
-        p = server.extra["p"][replies.rows]
-        h = server.extra["h"] - self.alpha * (p @ replies.gradients)
+        h = server.extra["h"] - self.alpha * replies.over_all(server.extra["p"], replies.gradients)
         server = replace(server, extra={**server.extra, "h": h})
         return super().step(server, replies, update - h / self.alpha)

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -6,8 +7,8 @@ import torch.nn.functional as F
 
 from fedld.aggregation import Aggregate
 from fedld.local import LocalClient, Reply
-from fedld.methods.base import Card, Replies, Server
-from fedld.methods.closed import SAFE, SumsMethod
+from fedld.methods.base import Card, MessageSum, Replies, Server
+from fedld.methods.closed import SAFE, SUMS, SumsMethod
 from fedld.methods.moments import head_inputs, head_of, set_head, sum_of, symmetric
 
 
@@ -19,6 +20,11 @@ class RegMean(SumsMethod):
     the incoming head, so W = W_t + A^-1 sum_i A_i (W_i - W_t) with A over all clients seen so far. Clients
     send A_i once and A_i (W_i - W_t) in every round.
     """
+
+    message_sums: ClassVar[Mapping[str, MessageSum]] = {
+        **SUMS,
+        "change": MessageSum(2.0**26, weighted=False, per_sample=True),
+    }
 
     card: ClassVar[Card] = Card(
         "RegMean", "Jin et al. 2023", communication="second moments up, once; then a head more"

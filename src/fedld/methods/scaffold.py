@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from fedld.aggregation import Aggregate
 from fedld.layout import Layout, Tree
 from fedld.local import LocalClient, Reply
-from fedld.methods.base import Card, Method, Replies, Server, shares
+from fedld.methods.base import Card, MessageSum, Method, Replies, Server, shares
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,9 @@ class Scaffold(Method):
     """
 
     eta: float = 1.0
+
+    sums_suffice: ClassVar[bool] = True
+    message_sums: ClassVar[Mapping[str, MessageSum]] = {"change": MessageSum(2.0**20)}
 
     card: ClassVar[Card] = Card(
         "SCAFFOLD",
@@ -58,6 +61,6 @@ class Scaffold(Method):
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
         """Step of length eta along the aggregate; c moves by the changes of this round's clients."""
         combined = self.aggregate(replies).scaled(self.eta)
-        c = server.extra["c"] + server.extra["p"][replies.rows] @ replies.stack("change")
+        c = server.extra["c"] + replies.over_all(server.extra["p"], replies.stack("change"))
         server = replace(server, extra={**server.extra, "c": c})
         return self.step(server, replies, combined.update), combined

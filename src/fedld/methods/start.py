@@ -10,11 +10,13 @@ from torch import Tensor
 
 from fedld.layout import Tree
 from fedld.local import LocalClient
-from fedld.methods.closed import leave_one_out_sums, plan_of, planned
+from fedld.methods.closed import SUMS, leave_one_out_sums, plan_of, planned
 from fedld.methods.moments import LinearProblem, added, client_sums, head_inputs, sum_of
 from fedld.methods.ridge import Ridge
 
 RIDGE = Ridge()
+START_SUMS = SUMS
+"""What clients send before the first round, of which only the sum is needed."""
 
 
 def start_message(client: LocalClient) -> Tree:

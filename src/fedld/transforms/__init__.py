@@ -3,7 +3,17 @@
 from typing import Any
 
 from fedld.errors import FedLDError, nearest
-from fedld.transforms.base import BUFFERS, PARAMETERS, STATE, Chain, Sender, Total, UpdateTransform
+from fedld.transforms.base import (
+    BUFFERS,
+    PARAMETERS,
+    STATE,
+    UPDATE_ENTRIES,
+    Chain,
+    Sender,
+    SummedEntry,
+    Total,
+    UpdateTransform,
+)
 from fedld.transforms.compression import Clip, Quantise, TopK
 
 TRANSFORMS: dict[str, type[UpdateTransform]] = {"clip": Clip, "quantise": Quantise, "topk": TopK}
@@ -48,10 +58,12 @@ __all__ = [
     "PARAMETERS",
     "STATE",
     "TRANSFORMS",
+    "UPDATE_ENTRIES",
     "Chain",
     "Clip",
     "Quantise",
     "Sender",
+    "SummedEntry",
     "TopK",
     "Total",
     "UpdateTransform",

@@ -12,9 +12,9 @@ The contract:
 4. A client may keep tensors from one of its rounds to the next (error feedback): `encode` returns them beside
    the message and finds them in `Sender.state`. The state of a client whose reply is refused is not advanced.
 5. Randomness comes from `Sender.generator`, so every engine gives the same bits.
-6. A transform with `sums_only = True` comes last and shows the server nothing but a weighted sum: it has
-   `total` in place of `decode`. Methods, rules and settings that need single updates are then refused before
-   the run, and the records leave out what cannot be known.
+6. A transform with `sums_only = True` comes last and shows the server nothing but sums: it has `total` in
+   place of `decode`, for updates and for the entries of messages that a method needs as sums. What needs
+   single updates is then refused before the run, and the records leave out what cannot be known.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,18 +52,38 @@ class Sender:
         return torch_generator(self.seed, "transform", purpose, self.round, self.client)
 
 
+@dataclass(frozen=True)
+class SummedEntry:
+    """How an entry of messages is added up.
+
+    bound: largest magnitude of one of its numbers, which all participants know
+    weighted: whether it is multiplied by the client's weight
+    """
+
+    bound: float
+    weighted: bool = True
+
+
+UPDATE_ENTRIES = {PARAMETERS: SummedEntry(2.0**10), BUFFERS: SummedEntry(2.0**30)}
+"""The entries of an update; counters of batches are among the buffers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Total:
-    """A weighted sum over clients: sum of w_i times parameters and buffers.
+    """Sums over clients, by entry, in float64.
 
-    clients: the clients whose updates are in the sum
+    clients: the clients whose messages are in the sums
     weight: the sum of their w_i
+    sums: of w_i times a weighted entry, of an entry that is not weighted as it is
     """
 
     clients: tuple[str, ...]
     weight: float
-    parameters: Tensor
-    buffers: Tensor
+    sums: Tree
+
+    def means(self, entries: Mapping[str, SummedEntry]) -> Tree:
+        """Give the weighted means of weighted entries, and the sums of the others."""
+        return {key: s / self.weight if entries[key].weighted else s for key, s in self.sums.items()}
 
 
 @dataclass(frozen=True)
@@ -91,16 +111,21 @@ class UpdateTransform:
         """Turn a client's message back into one of the form that `encode` was given."""
         return message
 
-    def total(self, messages: Mapping[str, Tree], weights: Mapping[str, float], layout: Layout) -> Total:
+    def total(
+        self,
+        messages: Mapping[str, Tree],
+        weights: Mapping[str, float],
+        entries: Mapping[str, SummedEntry],
+    ) -> Total:
         """Add up the messages of all clients; for transforms with `sums_only`.
 
         Args:
-            messages: What `encode` gave, by client.
+            messages: By client, with the same entries in the same shapes.
             weights: How much each client counts.
-            layout: Layout of the updates.
+            entries: How each entry is added up.
 
         Returns:
-            The weighted sum, and the clients that are in it.
+            The sums, and the clients that are in them.
         """
         raise NotImplementedError
 

@@ -7,14 +7,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from fedld.layout import Layout, Tree
+from fedld.layout import Tree
 from fedld.privacy.context import LEAST_SITES, MOST_SITES
 from fedld.privacy.fixed_point import FixedPoint, Segment
 from fedld.privacy.simulation import secure_sum
-from fedld.transforms.base import BUFFERS, PARAMETERS, Sender, Total, UpdateTransform
-
-LARGEST_CHANGE = 2.0**10  # of a parameter in a round; beyond it a client is refused, never clipped
-LARGEST_BUFFER = 2.0**30  # counters of batches are among them
+from fedld.transforms.base import Sender, SummedEntry, Total, UpdateTransform
 
 
 @dataclass(frozen=True)
@@ -32,32 +29,36 @@ class SecureSummation(UpdateTransform):
         """Give the numbers 64 bits each, as they travel."""
         return {key: tensor.double() for key, tensor in message.items()}, {}
 
-    def total(self, messages: Mapping[str, Tree], weights: Mapping[str, float], layout: Layout) -> Total:
-        """Sum the messages by the protocol itself.
+    def total(
+        self,
+        messages: Mapping[str, Tree],
+        weights: Mapping[str, float],
+        entries: Mapping[str, SummedEntry],
+    ) -> Total:
+        """Sum the messages by the protocol itself, all entries in one vector.
 
         Raises:
             FedLDError: there are fewer than three clients, or a number is beyond its bound.
         """
-        lengths = {PARAMETERS: layout.shared, BUFFERS: layout.shared_end - layout.trainable}
-        bounds = {PARAMETERS: LARGEST_CHANGE, BUFFERS: LARGEST_BUFFER}
+        form = next(iter(messages.values()), {})
+        present = [key for key in entries if key in form and form[key].numel()]
         code = FixedPoint(
             bits=64,
             sites=len(messages),
-            largest_weight=max(int(weight) for weight in weights.values()),
-            segments=tuple(Segment(key, lengths[key], bounds[key]) for key in lengths if lengths[key]),
+            largest_weight=max((int(weight) for weight in weights.values()), default=1),
+            segments=tuple(
+                Segment(key, form[key].numel(), entries[key].bound, entries[key].weighted) for key in present
+            ),
         )
         places = {f"client{k:04}": client for k, client in enumerate(messages)}
         vectors = {
-            place: np.concatenate([messages[client][part.name].double().numpy() for part in code.segments])
+            place: np.concatenate([messages[client][key].double().flatten().numpy() for key in present])
             for place, client in places.items()
         }
         counts = {place: int(weights[client]) for place, client in places.items()}
         opened = secure_sum(vectors, counts, code)
-        summed = torch.from_numpy(opened.total)
         clients = tuple(places[place] for place in opened.survivors)
-        return Total(
-            clients=clients,
-            weight=float(sum(weights[client] for client in clients)),
-            parameters=summed[: layout.shared],
-            buffers=summed[layout.shared :],
-        )
+        parts = torch.split(torch.from_numpy(opened.total), [form[key].numel() for key in present])
+        sums = {key: tensor.double() for key, tensor in form.items() if key in entries}  # the empty ones
+        sums |= {key: part.view(form[key].shape) for key, part in zip(present, parts, strict=True)}
+        return Total(clients=clients, weight=float(sum(weights[c] for c in clients)), sums=sums)
