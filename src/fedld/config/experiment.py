@@ -45,7 +45,11 @@ class Experiment(BaseModel):
         compared=True,
     )
     task: str = setting(
-        "data", "auto", "auto, classification, multilabel, regression, survival", travels=True, compared=True
+        "data",
+        "auto",
+        "auto, classification, multilabel, regression, segmentation, survival",
+        travels=True,
+        compared=True,
     )
     target_column: str | None = setting(
         "data", None, "column of csv:FILE that is to be learned; of survival TIME,EVENT", compared=True
@@ -87,7 +91,7 @@ class Experiment(BaseModel):
         "model",
         "cnn",
         "cnn, vgg9, resnet8, resnet8-gn, resnet8-gnws, resnet18, resnet50, mobilenet_v2, "
-        "efficientnet_lite0, linear",
+        "efficientnet_lite0, linear, unet (unet:width=8,depth=3,norm=group)",
         travels=True,
         compared=True,
     )
@@ -266,6 +270,14 @@ class Experiment(BaseModel):
     def quorum(self, drawn: int) -> int:
         """Usable replies that a round with so many drawn clients needs."""
         return drawn if self.min_clients == "all" else self.min_clients
+
+    @model_validator(mode="before")
+    @classmethod
+    def _model_of_masks(cls, values: Any) -> Any:
+        """Take a U-Net for masks where no model is named."""
+        if isinstance(values, dict) and values.get("task") == "segmentation" and "model" not in values:
+            return {**values, "model": "unet"}
+        return values
 
     @field_validator("method", "objective", "rule", mode="before")
     @classmethod

@@ -18,6 +18,7 @@ from fedld.data import DATASETS, Federation, as_augmentation
 from fedld.errors import FedLDError
 from fedld.local import OBJECTIVES, as_objective
 from fedld.methods import METHODS, Method
+from fedld.models.unet import NAME as UNET
 from fedld.registry import import_value, is_import_path, name_of, options_of
 from fedld.tasks import as_metric
 from fedld.transforms import TRANSFORMS, UpdateTransform, as_transform
@@ -114,6 +115,8 @@ def _is_known(kind: str, name: str) -> bool:
     head = name.split(":")[0] + ":"
     if kind == "transform":
         return head[:-1] in TRANSFORMS
+    if kind == "model":
+        return head[:-1] == UNET
     return (kind == "dataset" and head in DATASETS) or (kind == "partition" and head == "column:")
 
 

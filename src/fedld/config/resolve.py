@@ -13,6 +13,8 @@ from fedld.local.optimiser import OptimiserSettings
 from fedld.local.schedule import KINDS, Kind, Schedule
 from fedld.methods import METHODS, Method
 from fedld.models import MODELS, NAMES, hidden_units
+from fedld.models.unet import NAME as UNET
+from fedld.models.unet import is_unet, unet_options
 from fedld.models.vector import NAME as VECTOR
 from fedld.privacy.accounting import PrivacyTarget
 from fedld.registry import call_with, configure, find, is_import_path, name_of, options_of
@@ -31,8 +33,10 @@ def check(experiment: Experiment) -> None:
     make_privacy(experiment)
     if "dataset" not in experiment.own:
         check_names(make_data_spec(experiment))
-    if "model" not in experiment.own:
-        find(dict.fromkeys([*NAMES, VECTOR, *MODELS]), experiment.model, "model")
+    if is_unet(experiment.model):
+        unet_options(experiment.model)
+    elif "model" not in experiment.own:
+        find(dict.fromkeys([*NAMES, VECTOR, UNET, *MODELS]), experiment.model, "model")
     hidden_units(experiment.head)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedld.data.federation import Federation, Pair
+from fedld.data.masks import mask_targets, to_masks
 from fedld.data.npz import MOST_CLASSES
 from fedld.data.table import Table, cached, fingerprint, write_table
 from fedld.data.targets import check_task, make_targets, target_columns
@@ -34,10 +35,12 @@ def federation_from_arrays(
 
     _check_names(clients)
     check_task(task)
-    width = target_columns(task)
+    width = 3 if task == "segmentation" else target_columns(task)
     parts = {client: _checked(f"client '{client}'", pair, width) for client, pair in clients.items()}
     if test is not None:
         parts[""] = _checked("the test set", test, width)
+    if task == "segmentation":
+        parts = {client: _masked(client, x, y) for client, (x, y) in parts.items()}
     _check_alike(parts)
     samples = np.concatenate([x for x, _ in parts.values()])
     words = {y.dtype.kind in "US" for _, y in parts.values()}
@@ -50,7 +53,11 @@ def federation_from_arrays(
     if task == "classification":
         labels, names = _classes(labels, classes)
     else:
-        made = make_targets(task, labels, name, labels=_class_names(classes) or None)
+        named = _class_names(classes) or None
+        segmented = task == "segmentation"
+        made = (
+            mask_targets(labels, named, name) if segmented else make_targets(task, labels, name, labels=named)
+        )
         labels, names = made.values, made.outputs
         columns["group"] = made.groups.astype(np.str_)
         facts = {"task": task, "groups": made.names}
@@ -121,6 +128,14 @@ def _checked(what: str, pair: Any, width: int = 1) -> tuple[NDArray[Any], NDArra
     if not np.isfinite(x).all():
         raise FedLDError(f"{what} has samples that are not finite")
     return np.moveaxis(x, 1, -1) if x.ndim == 4 else x, y
+
+
+def _masked(client: str, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Samples and checked masks of their size."""
+    what = f"client '{client}'" if client else "the test set"
+    if x.ndim != 4:
+        raise FedLDError(f"{what} has samples of shape {x.shape}: segmentation needs pictures")
+    return x, to_masks(y, x.shape[:3], what)
 
 
 def _check_alike(parts: dict[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:

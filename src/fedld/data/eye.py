@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 SIZE = 48  # pixels for which blur is given
 EARLY = 0.1  # share of the diseased without a visible sign: accuracy cannot pass 95 %
+MARKED = 0.5  # of a spot's middle, above which a pixel belongs to the lesion
 EDGE, STEEP = 0.93, 60  # the round aperture
 ORANGE, PALE, LIPID, TAG = (0.72, 0.36, 0.16), (0.95, 0.72, 0.42), (0.98, 0.86, 0.45), (0.15, 0.8, 0.35)
 ARCADES = (  # bend, turn and width of each vessel
@@ -43,6 +44,7 @@ class Eyes:
         self.radius2 = self.x**2 + self.y**2
         disc_x, disc_y = 0.46 * self.side[:, None, None] + self._normal(0.05), self._normal(0.05)
         self.disc_x, self.disc_y = self.x - disc_x, self.y - disc_y  # as seen from the optic disc
+        self.marks = np.zeros((count, size, size), np.uint8)  # 1 haemorrhage, 2 exudate, after `lesions`
 
     def retina(self) -> Floats:
         """Orange background with choroidal texture, optic disc and macula."""
@@ -80,6 +82,7 @@ class Eyes:
         number = np.where(visible, severity, specks).astype(np.int64)
         blood = self._spots(number[0], 0.07, 0.13)
         lipid = self._spots(number[1], 0.055, 0.1)
+        self.marks = np.where(lipid > MARKED, 2, blood > MARKED).astype(np.uint8)
         scene = scene * (1 - 0.75 * blood[..., None] * _colour((0.6, 1.0, 1.0)))
         return scene + 0.8 * lipid[..., None] * (_colour(LIPID) - scene)
 

@@ -69,7 +69,7 @@ class Federation:
         Samples are uint8 pictures (N, H, W) or (N, H, W, C), which are normalised, or floats of any shape
         (N, ...), which the model gets as they are. Labels are numbers from 0, or words; of the task
         "regression" any numbers, of "survival" (N, 2) times and events, of "multilabel" (N, K) with 1, 0, or
-        -1 where a label is unknown (`classes` names the K labels).
+        -1 where a label is unknown (`classes` names the K labels), of "segmentation" masks (N, H, W).
         """
         from fedld.data.arrays import federation_from_arrays
 
@@ -103,6 +103,11 @@ class Federation:
     def output_names(self) -> tuple[str, ...]:
         """Names of these numbers: the classes, the labels, or the target's name."""
         return self.classes
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of what a model gives for one sample: (outputs,), or with masks (outputs, H, W)."""
+        return (self.outputs, *self.labels.shape[1:]) if self.labels.ndim == 3 else (self.outputs,)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

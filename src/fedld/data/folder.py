@@ -40,6 +40,10 @@ Row = tuple[str, str, str, Path]  # split, site, class, file
 def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> Table:
     """List the images, decode them once."""
     path = user_path(spec.dataset.removeprefix("folder:")).resolve()
+    if spec.task == "segmentation":
+        from fedld.data.mask_folder import open_masked
+
+        return open_masked(path, spec, root, progress)
     found, notes = _list(path, spec)
     size = spec.image_size or SIZE
 
@@ -137,16 +141,16 @@ def list_images(path: Path) -> tuple[list[Row], tuple[str, ...]]:
     """
     if not path.is_dir():
         raise FedLDError(f"There is no folder {path}.")
-    top = _folders(path)
+    top = folders_in(path)
     splits = [("draw", path)]
     if {folder.name for folder in top} == {"train", "test"}:
         splits = [(folder.name, folder) for folder in top]
     rows: list[Row] = []
     for split, below in splits:
-        for folder in _folders(below):
-            rows += [(split, "", folder.name, file) for file in _images(folder)]
-            for kind in _folders(folder):
-                rows += [(split, folder.name, kind.name, file) for file in _images(kind)]
+        for folder in folders_in(below):
+            rows += [(split, "", folder.name, file) for file in images_in(folder)]
+            for kind in folders_in(folder):
+                rows += [(split, folder.name, kind.name, file) for file in images_in(kind)]
     _check(rows, path)
     return rows, tuple(_ignored({file.parent for *_, file in rows}))
 
@@ -170,11 +174,13 @@ def _check(rows: list[Row], path: Path) -> None:
         raise FedLDError(f"{path} mixes class folders and site/class folders; use one of the two.")
 
 
-def _folders(path: Path) -> list[Path]:
+def folders_in(path: Path) -> list[Path]:
+    """Give the folders in a folder, sorted."""
     return [entry for entry in _entries(path) if os.path.isdir(entry)]
 
 
-def _images(path: Path) -> list[Path]:
+def images_in(path: Path) -> list[Path]:
+    """Give the picture files in a folder, sorted."""
     return [entry for entry in _entries(path) if is_image(entry)]
 
 

@@ -10,6 +10,9 @@ then photographed.
 - `shortcut`: inside a site a tag in the corner agrees with the label in a share (1 + shortcut) / 2 of the
   images, and from one site to the next it changes sides. In the test set the tag says nothing (share 1/2) and
   the images come from all cameras alike, so a model that learned the tag pays for it.
+
+With the task segmentation the lesions are to be found: masks of haemorrhages and exudates. Diseased eyes have
+many and healthy ones hardly any, so the partition of the labels is a skew of the lesions' prevalence.
 """
 
 from pathlib import Path
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from fedld.data.eye import Camera, Eyes
+from fedld.data.masks import Masks
 from fedld.data.pixels import Pixels, Progress
 from fedld.data.spec import DataSpec
 from fedld.data.table import Table, cached, fingerprint, write_table
@@ -30,6 +34,8 @@ VERSION = 6  # raise it when the pictures change
 CLASSES = ("healthy", "diseased")
 BLOCK = 128  # images rendered at a time: small enough for the processor's cache
 SIZE = 32  # pixels: lesions are still seen, and a small CNN is fast
+MASK_SIZE = 48  # pixels: the smallest lesion is three pixels wide
+LESIONS = ("background", "haemorrhage", "exudate")
 
 
 def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> Table:
@@ -39,7 +45,8 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
         raise FedLDError(
             "fundus-sim makes a site for each client of a drawn partition; iid gives equal sites."
         )
-    size = spec.image_size or SIZE
+    marked = spec.task == "segmentation"
+    size = spec.image_size or (MASK_SIZE if marked else SIZE)
     test = round(spec.samples * spec.test_fraction)
     labels = np.arange(spec.samples, dtype=np.int64) % 2
     parts = spec.divide(labels[test:], partition)
@@ -49,6 +56,7 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
 
     def build(folder: Path) -> None:
         images = np.empty((spec.samples, size, size, 3), np.uint8)
+        masks = np.zeros((spec.samples, size, size), np.uint8)
         split = np.where(np.arange(spec.samples) < test, "test", "train")
         for client in range(spec.clients):
             lens = camera(spec.seed, client, spec.feature_shift)
@@ -56,11 +64,29 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
                 rows = np.flatnonzero((split == name) & (site == client))
                 seed = derive(spec.seed, "fundus-sim", name, client)
                 with threadpool_limits(1):  # small products: more BLAS threads would wait for each other
-                    images[rows] = photograph(labels[rows], lens, tag, size, seed)
+                    marks = np.empty((len(rows), size, size), np.uint8)
+                    images[rows] = photograph(labels[rows], lens, tag, size, seed, marks)
+                    masks[rows] = marks
         names = np.array([f"site_{client + 1}" for client in range(spec.clients)])
-        write_table(folder, images, labels, CLASSES, split=split, columns={"site": names[site]}, fixed=True)
+        columns = {"site": names[site]}
+        if not marked:
+            write_table(folder, images, labels, CLASSES, split=split, columns=columns, fixed=True)
+            return
+        columns["group"] = labels.astype(np.str_)
+        facts = {"task": spec.task, "groups": CLASSES, "fixed": True}
+        write_table(folder, images, masks, LESIONS, split=split, columns=columns, **facts)
 
-    dials = (VERSION, spec.seed, spec.feature_shift, spec.shortcut, size, test, site.tolist())
+    dials: tuple[object, ...] = (
+        VERSION,
+        spec.seed,
+        spec.feature_shift,
+        spec.shortcut,
+        size,
+        test,
+        site.tolist(),
+    )
+    if marked:
+        dials += ("masks",)
     return cached(root, "fundus-sim", fingerprint("fundus-sim", *dials), build)
 
 
@@ -78,8 +104,13 @@ def camera(seed: int, site: int, feature_shift: float) -> Camera:
     )
 
 
-def photograph(labels: Labels, lens: Camera, tag: float, size: int, seed: int) -> Pixels:
-    """Photographs of eyes with these labels; `tag` in [-1, 1] is the signed strength of the shortcut."""
+def photograph(
+    labels: Labels, lens: Camera, tag: float, size: int, seed: int, masks: Masks | None = None
+) -> Pixels:
+    """Photographs of eyes with these labels; `tag` in [-1, 1] is the signed strength of the shortcut.
+
+    Where there is room for `masks` (N, size, size), the lesions are written there.
+    """
     images = np.empty((len(labels), size, size, 3), np.uint8)
     tagged = tags(labels, tag, numpy_generator(seed, "tags"))
     for start in range(0, len(labels), BLOCK):
@@ -88,6 +119,8 @@ def photograph(labels: Labels, lens: Camera, tag: float, size: int, seed: int) -
         scene = eyes.expose(eyes.lesions(eyes.vessels(eyes.retina()), block == 1), lens)
         scene = eyes.tag(scene, tagged[start : start + BLOCK])
         images[start : start + BLOCK] = np.rint(scene.clip(0, 1) * 255)
+        if masks is not None:
+            masks[start : start + BLOCK] = eyes.marks
     return images
 
 

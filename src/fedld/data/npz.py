@@ -2,7 +2,8 @@
 
 Keys: images and labels; optional split ('train' or 'test'), site, classes (names), and any further text
 column that can name clients. Labels are class numbers, or with another task numbers, (N, 2) times and events
-or (N, K) labels of 1, 0 and -1 (unknown). Nothing is ever unpickled.
+or (N, K) labels of 1, 0 and -1 (unknown); segmentation has masks (N, H, W) instead. Nothing
+is ever unpickled.
 """
 
 from pathlib import Path
@@ -12,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedld.data.archive import Arrays, Header, read_arrays
+from fedld.data.masks import mask_targets, resize_masks, to_masks
 from fedld.data.pixels import Progress, resize, to_uint8, with_channels
 from fedld.data.spec import DataSpec
 from fedld.data.table import Table, Text, cached, file_sha256, fingerprint, write_table
-from fedld.data.targets import make_targets
+from fedld.data.targets import Targets, make_targets
 from fedld.errors import FedLDError
 from fedld.paths import user_path
 
@@ -31,13 +33,15 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
         raise FedLDError(f"There is no file {file}.")
 
     def build(folder: Path) -> None:
-        arrays = read_columns(file)
+        masked = spec.task == "segmentation"
+        arrays = read_columns(file, "masks" if masked else "labels")
         images = to_uint8(with_channels(arrays["images"], str(file)), str(file))
         columns = text_columns(arrays, len(images), str(file))
-        labels, names, facts = _targets(arrays, len(images), spec, str(file))
+        labels, names, facts = _targets(arrays, images.shape[:3], spec, str(file))
         columns |= facts.pop("columns", {})
         if spec.image_size is not None:
             images = resize(images, spec.image_size)
+            labels = resize_masks(labels, spec.image_size) if masked else labels
         split = columns.pop("split", np.full(len(images), "draw"))
         odd = set(split) - {"train", "test", "draw", ""}
         if odd:
@@ -59,30 +63,37 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
 
 
 def _targets(
-    arrays: Arrays, count: int, spec: DataSpec, what: str
+    arrays: Arrays, shape: tuple[int, ...], spec: DataSpec, what: str
 ) -> tuple[NDArray[Any], tuple[str, ...], dict[str, Any]]:
     """Targets of a task, names of a model's outputs, and what the table says of them."""
+    count = shape[0]
+    names = [str(name) for name in arrays["classes"].ravel()] if "classes" in arrays else None
+    if spec.task == "segmentation":
+        return _described(spec.task, mask_targets(to_masks(arrays["masks"], shape, what), names, what))
     array = arrays["labels"]
     if spec.task == "classification":
         labels = to_labels(array, count, what)
         return labels, class_names(arrays, labels, what), {}
     if array.shape[:1] != (count,):
         raise FedLDError(f"{what} has labels of shape {array.shape} for {count} images.")
-    names = [str(name) for name in arrays["classes"].ravel()] if "classes" in arrays else None
-    made = make_targets(spec.task, array, what, labels=names)
-    facts = {"task": spec.task, "groups": made.names, "columns": {"group": made.groups.astype(np.str_)}}
+    return _described(spec.task, make_targets(spec.task, array, what, labels=names))
+
+
+def _described(task: str, made: Targets) -> tuple[NDArray[Any], tuple[str, ...], dict[str, Any]]:
+    """Targets, names of outputs, and what a table says of them."""
+    facts = {"task": task, "groups": made.names, "columns": {"group": made.groups.astype(np.str_)}}
     return made.values, made.outputs, facts
 
 
-def read_columns(file: Path) -> Arrays:
-    """Images, labels, and every text column; other members are neither needed nor read."""
+def read_columns(file: Path, targets: str = "labels") -> Arrays:
+    """Images, labels or masks, and every text column; other members are neither needed nor read."""
 
     def wanted(name: str, header: Header) -> bool:
         shape, dtype = header
-        return name in KNOWN or (len(shape) == 1 and dtype.kind in "US")
+        return name in (*KNOWN, targets) or (len(shape) == 1 and dtype.kind in "US")
 
     arrays = read_arrays(file, wanted)
-    missing = {"images", "labels"} - set(arrays)
+    missing = {"images", targets} - set(arrays)
     if missing:
         has = ", ".join(arrays) or "none"
         raise FedLDError(f"{file} has no array '{min(missing)}'; it has: {has}.")
@@ -132,7 +143,7 @@ def text_columns(arrays: Arrays, count: int, what: str) -> dict[str, Text]:
             raise FedLDError(
                 f"{what} has no usable '{name}': it needs one text entry for each of {count} images."
             )
-        if name not in ("images", "labels", "classes") and array.shape == (count,):
+        if name not in ("images", "labels", "masks", "classes") and array.shape == (count,):
             if array.dtype.kind == "S":
                 columns[name] = np.char.decode(array, "utf-8", "replace")
             elif array.dtype.kind == "U" or name in TEXT:

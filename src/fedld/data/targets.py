@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedld.errors import FedLDError, nearest
 
-TASKS = ("classification", "multilabel", "regression", "survival")
+TASKS = ("classification", "multilabel", "regression", "segmentation", "survival")
 MOST_LABELS = 200
 QUARTERS = 4
 
@@ -18,13 +18,13 @@ QUARTERS = 4
 class Targets:
     """What is to be learned of every sample.
 
-    values   (N,) numbers, (N, 2) times and events, or (N, K) labels (1, 0, -1: unknown)
+    values   (N,) numbers, (N, 2) times and events, (N, K) labels (1, 0, -1: unknown), or (N, H, W) masks
     outputs  names of a model's outputs
     groups   number of every sample's group: draws take a share of each
     names    of the groups
     """
 
-    values: NDArray[np.float32]
+    values: NDArray[Any]
     outputs: tuple[str, ...]
     groups: NDArray[np.int64]
     names: tuple[str, ...]

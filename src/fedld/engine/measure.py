@@ -126,6 +126,7 @@ def picture_predictions(setup: Setup, logits: Tensor) -> str:
         columns["patient"] = [str(name) for name in patients[f.test]]
     task = setup.task
     columns |= task.targets(f.labels[f.test], f.classes) | task.predicted(logits, f.classes)
+    columns |= task.cases(logits, f.labels[f.test], f.classes)
     return columns_table(columns)
 
 

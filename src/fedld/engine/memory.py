@@ -1,5 +1,6 @@
 """How much memory a run will need, said before it starts rather than by the kernel at round 180."""
 
+import math
 import resource
 import sys
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ def check_memory(setup: Setup, rows: int, workers: int) -> None:
 def estimate(setup: Setup, rows: int, workers: int) -> int:
     """Bytes: one row per sampled client; in each worker the model, its gradient, momentum and activations."""
     size = 4 * setup.layout.size
-    shared = size * (rows + 2) + 4 * len(setup.federation.test) * setup.federation.outputs
+    shared = size * (rows + 2) + 4 * len(setup.federation.test) * math.prod(setup.federation.output_shape)
     batch = min(setup.experiment.batch_size, max(setup.sizes.values()))
     each = PROCESS + 5 * size + batch * activation_bytes(setup)
     return shared + max(workers, 1) * each

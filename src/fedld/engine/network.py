@@ -17,6 +17,7 @@ from fedld.methods import Method
 from fedld.models import MODELS, Model, Trunk, batchnorm_names, build, cut, load_weights, own_network
 from fedld.models.files import model_bytes
 from fedld.models.standardise import standardise_head
+from fedld.models.unet import UNet, build_unet, is_unet
 from fedld.models.vector import NAME as VECTOR
 from fedld.models.vector import build_vector
 
@@ -28,9 +29,10 @@ def whole_network(experiment: Experiment, federation: Federation) -> nn.Module:
     """The network at round 0, the same for every method of a seed: built, the user's own, or from a file."""
     classes, shape, seed = federation.outputs, federation.input_shape, experiment.seed
     own = experiment.own.get("model") or MODELS.get(experiment.model)
+    dense = len(federation.output_shape) == 3
     model: nn.Module
     if own is not None:
-        model = own_network(own, classes=classes, input_shape=shape, seed=seed)
+        model = own_network(own, classes=classes, input_shape=shape, seed=seed, dense=dense)
         if experiment.weights is not None:
             load_weights(model, experiment.weights)
     elif experiment.model == VECTOR:
@@ -42,11 +44,24 @@ def whole_network(experiment: Experiment, federation: Federation) -> nn.Module:
             f"model '{experiment.model}' is for pictures, but a sample has shape {shape}: take --model "
             "linear, with --head mlp:64 for a hidden layer"
         )
+    elif is_unet(experiment.model):
+        model = build_unet(experiment.model, classes=classes, input_shape=shape, seed=seed)
+        if experiment.weights is not None:
+            load_weights(model, experiment.weights)
     else:
         model = deepcopy(_built(experiment.model, classes, shape, seed, experiment.head, _file(experiment)))
+    _check_outputs(experiment.model, model, dense=dense)
     if experiment.train == "head" and isinstance(model, Model):
         return standardise_head(model)
     return model
+
+
+def _check_outputs(name: str, model: nn.Module, *, dense: bool) -> None:
+    """Refuse a classifier for masks, and a U-Net for classes."""
+    if dense and isinstance(model, Model):
+        raise FedLDError(f"model '{name}' gives one answer for a picture, not one for a pixel: take unet")
+    if isinstance(model, UNet) and not dense:
+        raise FedLDError(f"model '{name}' gives an answer for every pixel: it needs --task segmentation")
 
 
 @lru_cache(maxsize=1)

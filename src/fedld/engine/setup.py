@@ -16,7 +16,7 @@ from fedld.engine.jobs import Parts, Setup
 from fedld.engine.network import divided, make_layout, normalised
 from fedld.engine.private import privacy_note, private_steps
 from fedld.errors import FedLDError, nearest
-from fedld.local.base import ContextObjective, FunctionObjective, TaskObjective
+from fedld.local.base import ContextObjective, FunctionObjective, Objective, PixelObjective, TaskObjective
 from fedld.methods import Method, Server
 from fedld.methods.closed import ClosedForm
 from fedld.models import Model, Trunk
@@ -24,6 +24,7 @@ from fedld.models.base import beyond_features
 from fedld.records.schema import FORMAT, RunFacts
 from fedld.seeds import numpy_generator
 from fedld.tasks.base import Task, defined
+from fedld.tasks.segmentation import Segmentation
 
 
 def prepare(
@@ -155,18 +156,23 @@ def for_task(experiment: Experiment, method: Method, task: Task) -> Method:
     """
     if task.name == "classification":
         return method
+    if task.dense and experiment.augment != "none":
+        raise FedLDError(
+            f"augment = '{experiment.augment}' changes pictures and not their masks: take 'none'"
+        )
     name = str(experiment.method["name"])
     if name in CLASSES:
-        raise FedLDError(f"method '{name}' needs {CLASSES[name]}, and {task.name} has no classes")
+        raise FedLDError(f"method '{name}' needs {CLASSES[name]}, and {task.name} {task.lacks}")
     if isinstance(method.objective, FunctionObjective):
         return method
     asked = experiment.objective or {}
-    if (
-        isinstance(method.objective, ContextObjective)
-        or asked.get("name", "cross-entropy") != "cross-entropy"
-    ):
+    contextual = isinstance(method.objective, ContextObjective)
+    by_pixel = isinstance(task, Segmentation)
+    if contextual or (not by_pixel and asked.get("name", "cross-entropy") != "cross-entropy"):
         which = asked.get("name") or type(method.objective).__name__
-        raise FedLDError(f"objective '{which}' of '{name}' needs classes, and {task.name} has none")
+        raise FedLDError(f"objective '{which}' of '{name}' needs classes, and {task.name} {task.lacks}")
+    if isinstance(task, Segmentation) and type(method.objective) is not Objective:
+        return replace(method, objective=PixelObjective(task, method.objective))
     return replace(method, objective=TaskObjective(task))
 
 

@@ -307,7 +307,7 @@ class Worker:
     def logits(self, samples: Samples) -> Tensor:
         """Logits of all samples, in eval mode."""
         self.flat.model.eval()
-        out = torch.empty(len(samples), len(self.setup.federation.classes))
+        out = torch.empty(len(samples), *self.setup.federation.output_shape)
         for start in range(0, len(samples), EVAL_BATCH):
             images, _ = samples.batch(slice(start, start + EVAL_BATCH))
             with torch.autocast(

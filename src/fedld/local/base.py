@@ -17,6 +17,7 @@ from fedld.local.context import Context
 from fedld.models import Model
 from fedld.registry import name_of
 from fedld.tasks import Task
+from fedld.tasks.segmentation import Segmentation
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,18 @@ class TaskObjective(Objective):
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Mean loss of a batch."""
         return self.task.objective(logits, labels)
+
+
+@dataclass(frozen=True)
+class PixelObjective(Objective):
+    """The loss of a segmentation with an objective of classes, such as margin control, on every pixel."""
+
+    task: Segmentation
+    by_pixel: Objective
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Mean loss of a batch."""
+        return self.task.objective_by(self.by_pixel, logits, labels)
 
 
 def as_objective(value: Any) -> Objective:

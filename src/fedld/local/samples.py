@@ -39,7 +39,7 @@ class Samples:
         at = self._positions[which.numpy() if isinstance(which, Tensor) else which]
         pixels = torch.from_numpy(self._images[at]).permute(0, 3, 1, 2).to(self._device)
         images = pixels.float().sub_(self._mean).mul_(self._scale)
-        return images, self.labels[which].to(self._device)
+        return images, _batch_targets(self.labels[which]).to(self._device)
 
     def shuffled(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
         """One epoch in random order.
@@ -80,7 +80,7 @@ class FeatureSamples(Samples):
         at = self._positions[which.numpy() if isinstance(which, Tensor) else which]
         features = torch.from_numpy(self._features[at]).to(self._device)
         maps = features.permute(0, 3, 1, 2) if features.ndim == 4 else features
-        return maps, self.labels[which].to(self._device)
+        return maps, _batch_targets(self.labels[which]).to(self._device)
 
 
 class RowSamples(FeatureSamples):
@@ -106,6 +106,13 @@ class RowSamples(FeatureSamples):
 
 
 def _targets(values: NDArray[np.generic]) -> Tensor:
-    """Class numbers as int64, other targets as float32."""
+    """Class numbers as int64, masks as they are stored, other targets as float32."""
+    if values.ndim == 3 and values.dtype == np.uint8:
+        return torch.from_numpy(np.array(values))
     kind = np.int64 if values.dtype.kind in "iub" else np.float32
     return torch.from_numpy(np.array(values, dtype=kind))
+
+
+def _batch_targets(targets: Tensor) -> Tensor:
+    """Masks of a batch as class numbers; other targets as they are."""
+    return targets.long() if targets.dtype == torch.uint8 else targets

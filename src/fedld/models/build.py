@@ -1,6 +1,7 @@
 """From a name and a seed to an initialised model."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -13,6 +14,8 @@ from fedld.models.plain import CNN, VGG9, PlainCNN
 from fedld.models.resnet import BasicBlock, Bottleneck, ResNet
 from fedld.models.standardised import standardise
 from fedld.seeds import torch_generator
+
+Module = TypeVar("Module", bound=nn.Module)
 
 MIN_IMAGE_SIZE = 8
 MAX_HIDDEN = 65536
@@ -75,7 +78,7 @@ def outline(
         return model
 
 
-def initialise(model: Model, seed: int) -> Model:
+def initialise(model: Module, seed: int) -> Module:
     """He normal convolutions (fan out, as torchvision), small uniform linear layers, unit normalisation."""
     for name, module in model.named_modules():
         generator = torch_generator(seed, "init", name)

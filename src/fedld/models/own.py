@@ -19,7 +19,7 @@ MODELS: dict[str, nn.Module | Factory] = plugins("models", callable)
 
 
 def own_network(
-    own: nn.Module | Factory, *, classes: int, input_shape: tuple[int, ...], seed: int
+    own: nn.Module | Factory, *, classes: int, input_shape: tuple[int, ...], seed: int, dense: bool = False
 ) -> nn.Module:
     """A copy of the module, with its weights whatever the seed; or what the function makes with this seed.
 
@@ -40,12 +40,13 @@ def own_network(
     if not any(True for _ in network.parameters()):
         raise FedLDError(f"model '{name_of(own)}' has no parameters to train")
     made: nn.Module = network.cpu().float()
-    _check(made, name_of(own), classes, input_shape)
+    wanted = (classes, *input_shape[1:]) if dense else (classes,)
+    _check(made, name_of(own), wanted, input_shape)
     return made
 
 
 @torch.no_grad()
-def _check(network: nn.Module, name: str, classes: int, shape: tuple[int, ...]) -> None:
+def _check(network: nn.Module, name: str, wanted: tuple[int, ...], shape: tuple[int, ...]) -> None:
     """Refuse a network that cannot take the samples, or whose output does not fit the labels."""
     training = network.training
     try:
@@ -54,7 +55,7 @@ def _check(network: nn.Module, name: str, classes: int, shape: tuple[int, ...]) 
         raise FedLDError(f"model '{name}' cannot take samples of shape {shape}: {error}") from error
     network.train(training)
     found = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-    if found != (2, classes):
+    if found != (2, *wanted):
         raise FedLDError(
-            f"model '{name}' gives {found} for two samples, but {classes} classes need (2, {classes})"
+            f"model '{name}' gives {found} for two samples, but {wanted[0]} classes need {(2, *wanted)}"
         )

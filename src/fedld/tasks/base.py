@@ -24,6 +24,10 @@ class Task(ABC):
 
     name: ClassVar[str]
     measures: ClassVar[tuple[Measure, ...]]
+    lacks: ClassVar[str] = "has no classes"
+    """What the task has in the place of one class a sample, for sentences that refuse a method."""
+    dense: ClassVar[bool] = False
+    """Whether a model gives its outputs for every pixel."""
 
     @abstractmethod
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -52,6 +56,12 @@ class Task(ABC):
     def strata(self, targets: NDArray[np.generic]) -> NDArray[np.int64]:
         """Give the group of every sample whose size a site guards; one group where there are no classes."""
         return np.zeros(len(targets), np.int64)
+
+    def cases(
+        self, outputs: Tensor, targets: NDArray[np.generic], names: Sequence[str]
+    ) -> dict[str, list[str]]:
+        """Give the columns that compare prediction and truth of every sample in a table of predictions."""
+        return {}
 
     def fitted(self, clients: Sequence[NDArray[np.generic]], names: Sequence[str]) -> "Task":
         """Take what the task needs of all clients' training targets, from sums over them.

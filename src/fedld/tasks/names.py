@@ -4,8 +4,9 @@ from fedld.tasks.base import Task
 from fedld.tasks.classification import Classification
 from fedld.tasks.multilabel import Multilabel
 from fedld.tasks.regression import Regression
+from fedld.tasks.segmentation import Segmentation
 from fedld.tasks.survival import Survival
 
 TASKS: dict[str, Task] = {
-    task.name: task for task in (Classification(), Multilabel(), Regression(), Survival())
+    task.name: task for task in (Classification(), Multilabel(), Regression(), Segmentation(), Survival())
 }

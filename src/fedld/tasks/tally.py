@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class SamplePredictions:
-    """Outputs (N, ...) and targets (N, ...) of samples, in float64 and as they are."""
+    """Outputs (N, ...) and targets (N, ...) of samples: in float64 unless there is one for every pixel."""
 
     outputs: Floats
     targets: NDArray[np.generic]

@@ -77,7 +77,7 @@ def diagnose_federation(federation: Federation) -> Diagnosis:
     names = [client.name for client in federation.clients]
     title = f"{federation.name}, {len(names)} clients, before training"
     means, spreads = image_features(
-        federation.images, federation.labels, [client.train for client in federation.clients]
+        federation.images, federation.strata, [client.train for client in federation.clients]
     )
     found = Evidence(
         clients=names,

@@ -24,7 +24,7 @@ def allocate(setup: Setup, rows: int, *, shared: bool) -> SharedMemory:
     shapes: Shapes = (
         (size,),
         (rows, size),
-        (len(setup.federation.test), setup.federation.outputs),
+        (len(setup.federation.test), *setup.federation.output_shape),
         (directions + 1 if directions else 0, size),
     )
     needed = 4 * sum(math.prod(shape) for shape in shapes)
