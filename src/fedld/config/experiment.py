@@ -198,6 +198,12 @@ class Experiment(BaseModel):
         None,
         "differential privacy of clients' records, on one machine: epsilon=4,delta=1e-5,clip=1",
     )
+    dp_budget: Positive | None = setting(
+        "training", None, "epsilon that each client may spend over all runs that share dp_ledger"
+    )
+    dp_ledger: Path | None = setting(
+        "training", None, "folder in which every client's spent privacy budget is kept, over all runs"
+    )
     sample_rate: Share = setting("training", 1.0, "share of clients that take part in a round")
     sample_clients: Count | None = setting("training", None, "number of clients in a round, instead")
     seed: Seed = setting("training", 0, "seed of data, initial weights and order", travels=True)

@@ -4,7 +4,8 @@ An epsilon covers the clients' updates over all rounds. So everything else that 
 training records is refused: losses on them, methods that send more than trained weights, batch statistics.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from urllib.parse import quote
 
 from torch import nn
 
@@ -20,7 +21,9 @@ from fedld.methods import Method
 from fedld.methods.feddyn import FedDyn
 from fedld.methods.fedprox import FedProx
 from fedld.methods.scaffold import Scaffold
+from fedld.paths import make_folder
 from fedld.privacy.accounting import NoisySteps, epsilon_of, noise_for
+from fedld.privacy.budget import BudgetLedger
 
 TRAINING_ALONE = (Method, FedProx, Scaffold, FedDyn)
 """Methods with a client side that uses samples in its noisy steps alone."""
@@ -38,7 +41,11 @@ def private_steps(
         FedLDError: the run would tell more of single records than its epsilon says.
     """
     target = make_privacy(experiment)
+    if (experiment.dp_budget is None) != (experiment.dp_ledger is None):
+        raise FedLDError("dp_budget and dp_ledger belong together: the epsilon, and the folder it is kept in")
     if target is None:
+        if experiment.dp_budget is not None:
+            raise FedLDError("dp_budget bounds runs with dp: without noise there is no epsilon")
         return {}
     for problem in _problems(experiment, method, model, federation):
         raise FedLDError(f"dp: {problem}")
@@ -80,6 +87,34 @@ def _problems(
         isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
     ):
         yield "BatchNorm mixes the samples of a batch: buffers = 'frozen', or a network with GroupNorm"
+
+
+def spend_budgets(
+    experiment: Experiment, steps: Mapping[str, PrivateSteps], clients: Iterable[str], run: str
+) -> None:
+    """Enter the steps that clients are about to take in a round into their ledgers, on disk.
+
+    Args:
+        experiment: Its `dp_budget` bounds what each client spends; without one nothing is entered.
+        steps: Every client's noisy steps.
+        clients: Who trains in the round.
+        run: Name of the run, for the ledger.
+
+    Raises:
+        FedLDError: A client's budget does not suffice for the round; its steps are then not taken.
+    """
+    target = make_privacy(experiment)
+    if target is None or experiment.dp_budget is None or experiment.dp_ledger is None:
+        return
+    folder = experiment.dp_ledger.expanduser()
+    make_folder(folder)
+    for client in clients:
+        ledger = BudgetLedger(folder / f"{quote(client, safe='')}.jsonl", experiment.dp_budget, target.delta)
+        taken = steps[client]
+        try:
+            ledger.spend(run, NoisySteps(taken.noise, taken.rate, taken.steps))
+        except FedLDError as error:
+            raise FedLDError(f"client '{client}': {error}") from None
 
 
 def privacy_note(experiment: Experiment, steps: dict[str, PrivateSteps]) -> str:

@@ -34,6 +34,7 @@ from fedld.engine.measure import (
     global_jobs,
 )
 from fedld.engine.preparing import prepare_round
+from fedld.engine.private import spend_budgets
 from fedld.engine.recording import client_lines, conflict_line, round_line
 from fedld.engine.screening import refusals
 from fedld.engine.setup import sample
@@ -104,6 +105,7 @@ def train(
     round_ = exchange.state.round + 1
     jobs = {name: TrainJob(round_, slot, exchange.incoming(name)) for slot, name in enumerate(sampled)}
     present = {name: job for name, job in jobs.items() if name not in missing}
+    spend_budgets(exchange.setup.experiment, exchange.setup.private, present, exchange.directory.path.name)
     evaluation = _evaluation(exchange, pending, set(present))
     together: dict[tuple[str, str | int], Job] = {("train", name): job for name, job in present.items()}
     together |= {("evaluate", number): job for number, job in evaluation.items()}
