@@ -101,7 +101,8 @@ def compare(
     methods: Sequence[Named | Method] | Mapping[str, Named | Method],
     federation: Data = "fundus-sim",
     *,
-    seeds: Sequence[int] = (0, 1, 2),
+    seeds: Sequence[int] | None = None,
+    folds: int | None = None,
     model: str | nn.Module | Callable[..., nn.Module] = "cnn",
     objective: Named | Objective | Callable[..., Any] | None = None,
     rule: Named | Rule | type[Rule] | None = None,
@@ -121,18 +122,21 @@ def compare(
     The table tells rounds, megabytes and seconds until a method stays within `target` points of the
     baseline's final accuracy, or of a given one ("0.5@85"). The `engine` of every run is "local", "process",
     "workers" or an own `fedld.Engine`.
+
+    With `folds` the methods are cross-validated: all images are divided into so many parts of whole patients,
+    and each is tested once. Seeds are 0, 1 and 2 unless given, with folds only 0.
     """
     if jobs is not None and (not isinstance(jobs, int) or jobs < 0):
         raise FedLDError(f"jobs is a number of runs at a time, not {jobs!r:.80}")
     if engine == SIMULATION:
         raise FedLDError(f"engine '{SIMULATION}' runs one experiment at a time: use fedld.run")
     where = as_engine(engine)
-    parts = {"model": model, "objective": objective, "rule": rule, "metrics": metrics}
+    parts = {"model": model, "objective": objective, "rule": rule, "metrics": metrics, "folds": folds}
     asked = _settings(federation, parts, settings)
     study = plan(
         asked,
         methods,
-        seeds,
+        seeds if seeds is not None else (0,) if folds else (0, 1, 2),
         command="fedld.compare(...) in Python",
         primary=primary,
         target=str(target),
@@ -143,10 +147,17 @@ def compare(
         with _watched(study.rounds, f"{len(study.cells)} runs", progress) as watch:
             comparison = run_study(study, path, resume=resume, jobs=jobs, progress=watch, engine=where)
         results = {
-            (cell.label, cell.experiment.seed): Result(cell.path, cell.label, cell.experiment, owned)
-            for cell in study.placed(path)
+            _key(cell): Result(cell.path, cell.label, cell.experiment, owned) for cell in study.placed(path)
         }
     return Study(path, comparison, results, owned)
+
+
+def _key(cell: Cell) -> tuple[str, int] | tuple[str, int, int]:
+    """How a run of a study is found: by method and seed, in a cross-validation also by fold."""
+    experiment = cell.experiment
+    if experiment.fold is None:
+        return cell.label, experiment.seed
+    return cell.label, experiment.seed, experiment.fold
 
 
 def auto(

@@ -105,7 +105,8 @@ def _frame(rows: Iterable[Row]) -> "pl.DataFrame":
 def _key(run: Run) -> Row:
     method = run.config.get("method")
     name = method.get("name") if isinstance(method, dict) else method
-    return {"run": run.path.name, "label": run.label, "method": name, "seed": run.seed}
+    key = {"run": run.path.name, "label": run.label, "method": name, "seed": run.seed}
+    return key if run.fold is None else key | {"fold": run.fold}
 
 
 def _run(run: Run) -> Row:

@@ -133,8 +133,8 @@ class Study:
 
     path: Path
     comparison: Comparison = field(repr=False)
-    results: dict[tuple[str, int], Result] = field(repr=False)
-    """Every run by (method, seed)."""
+    results: Mapping[tuple[str, int] | tuple[str, int, int], Result] = field(repr=False)
+    """Every run by (method, seed), in a cross-validation by (method, seed, fold)."""
     _owned: TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     @property
@@ -195,7 +195,8 @@ class Study:
 
 def _numbers(standing: Standing) -> dict[str, Any]:
     """A method's row of the table."""
-    row: dict[str, Any] = {"method": standing.label, "seeds": len(standing.seeds)}
+    row: dict[str, Any] = {"method": standing.label}
+    row["folds" if standing.folds else "seeds"] = len(standing.seeds)
     for name, by_seed in standing.values.items():
         values = list(by_seed.values())
         row |= {name: fmean(values), f"{name}_sd": stdev(values) if len(values) > 1 else None}

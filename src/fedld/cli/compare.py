@@ -26,18 +26,18 @@ Primary = Annotated[
     typer.Option(help="measure that decides: accuracy, balanced_accuracy, auroc, worst_client or a --metric"),
 ]
 
-SEEDS = "seeds themselves, separated by commas: 5 is seed 5 alone, five seeds are 0,1,2,3,4"
+SEEDS = "seeds themselves, separated by commas: 5 is seed 5 alone, five seeds are 0,1,2,3,4; default: 0,1,2, with --folds 0"
 TargetText = Annotated[
     str,
     typer.Option(help="tell the cost to POINTS below the baseline's final accuracy, or POINTS@ACCURACY"),
 ]
 
 
-@with_settings("method", "workers", "seed", many=True)
+@with_settings("method", "workers", "seed", "fold", many=True)
 def compare(
     settings: dict[str, Any],
     methods: Annotated[str, typer.Option(help="names, separated by commas")] = METHODS,
-    seeds: Annotated[str, typer.Option(help=SEEDS)] = "0,1,2",
+    seeds: Annotated[str | None, typer.Option(help=SEEDS)] = None,
     study: Annotated[Path | None, typer.Argument(help="with --resume and nothing else: the study")] = None,
     out: Annotated[Path, typer.Option(help="study directory")] = Path("runs/compare"),
     resume: Annotated[bool, typer.Option("--resume", help="finish what is there already")] = False,
@@ -60,7 +60,9 @@ def compare(
     else:
         names = import_methods([name.strip() for name in methods.split(",") if name.strip()])
         command = shlex.join(["fedld", *sys.argv[1:]])
-        planned = plan(settings, names, parse_seeds(seeds), command=command, primary=primary, target=target)
+        usual = "0" if settings.get("folds") else "0,1,2"
+        drawn = parse_seeds(usual if seeds is None else seeds)
+        planned = plan(settings, names, drawn, command=command, primary=primary, target=target)
     with RunBars(planned.rounds, f"{len(planned.cells)} runs") as bars:
         try:
             comparison = run_study(planned, out, resume=resume, jobs=jobs, progress=bars)

@@ -80,6 +80,10 @@ class Experiment(BaseModel):
     hold_out: Annotated[float, Field(gt=0, lt=1)] | None = setting(
         "data", None, "test on this share of the training images, never on the test set", compared=True
     )
+    folds: Annotated[int, Field(ge=2, le=1000)] | None = setting(
+        "data", None, "cross-validation: parts of whole patients, each of which is tested once", compared=True
+    )
+    fold: Count | None = setting("data", None, "which of the folds is tested, from 1")
     data: PartSettings = setting(
         "data",
         {},
@@ -304,6 +308,11 @@ class Experiment(BaseModel):
             raise ValueError("local_steps and local_epochs exclude each other: give one of them")
         if self.lr_warmup >= self.rounds:
             raise ValueError(f"lr_warmup = {self.lr_warmup} leaves none of {self.rounds} rounds at full rate")
+        if (self.folds is None) != (self.fold is None) or (self.fold or 0) > (self.folds or 0):
+            raise ValueError(
+                f"folds = {self.folds} and fold = {self.fold} do not fit: a run tests one of the folds, "
+                "`fedld compare --folds` all of them"
+            )
         if self.optimiser == "nesterov" and not self.momentum:
             raise ValueError("optimiser = 'nesterov' needs a momentum above 0")
         return self

@@ -131,11 +131,12 @@ def make_privacy(experiment: Experiment) -> PrivacyTarget | None:
 def make_federation(experiment: Experiment) -> Federation:
     """The clients' data and the test set: the user's own, or the dataset divided among clients.
 
-    With `hold_out` a part of the clients' images is the test set; with `validation` a part is set aside.
+    With `folds` one of them is the test set. With `hold_out` a part of the clients' training images is the
+    test set; with `validation` a part is set aside.
     """
     own = experiment.own.get("dataset")
     if own is None:
-        federation = load(make_data_spec(experiment))
+        federation = load(make_data_spec(experiment), whole=experiment.folds is not None)
     elif isinstance(own, Federation):
         federation = own
     else:
@@ -145,6 +146,8 @@ def make_federation(experiment: Experiment) -> Federation:
     task = make_task(experiment).name
     if federation.task != task:
         raise FedLDError(f"task '{task}' does not fit '{federation.name}', which is for {federation.task}")
+    if experiment.folds is not None and experiment.fold is not None:
+        federation = federation.take_fold(experiment.fold, experiment.folds, experiment.data_seed or 0)
     if experiment.hold_out is not None:
         federation = federation.hold_out(experiment.hold_out, experiment.seed)
     if experiment.validation is not None:

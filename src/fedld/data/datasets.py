@@ -44,12 +44,27 @@ def check_names(spec: DataSpec) -> None:
         check_partition(spec.partition)
 
 
-def load(spec: DataSpec, cache: Path | None = None, progress: Progress | None = None) -> Federation:
-    """Open a dataset and divide it among clients."""
+def load(
+    spec: DataSpec, cache: Path | None = None, progress: Progress | None = None, *, whole: bool = False
+) -> Federation:
+    """Open a dataset and divide it among clients.
+
+    Args:
+        spec: the dataset and how it is divided.
+        cache: where it is decoded to; default: the user's cache.
+        progress: is called with the numbers of files that are decoded and of all.
+        whole: all images are training images and none test images; `Federation.take_fold` then divides them.
+
+    Returns:
+        The federation.
+
+    Raises:
+        FedLDError: a file cannot be used, or the data cannot be divided as asked.
+    """
     if spec.dataset in MADE:
         federation: Federation = call_with(MADE[spec.dataset], "dataset", **vars(spec))
     else:
-        federation = federate(open_table(spec, cache, progress), spec)
+        federation = federate(open_table(spec, cache, progress), spec, whole=whole)
     return replace(federation, spec=spec)
 
 
@@ -65,18 +80,18 @@ def _kind(spec: DataSpec) -> str:
     return kind
 
 
-def federate(table: Table, spec: DataSpec) -> Federation:
+def federate(table: Table, spec: DataSpec, *, whole: bool = False) -> Federation:
     """Divide a table's training rows among clients; test rows of a client's site are its own test set too."""
     if spec.task != table.task:
         raise FedLDError(f"task '{spec.task}' does not fit '{spec.dataset}', which is for {table.task}")
     if len(table.classes) < 2 and table.task == "classification":
         raise FedLDError(f"'{spec.dataset}' holds only one class, '{table.classes[0]}'.")
-    split = _split(table, spec)
+    split = np.where(table.split == "", "", "train") if whole else _split(table, spec)
     name = _partition_name(table, spec)
     train, test = np.flatnonzero(split == "train"), np.flatnonzero(split == "test")
     if not len(train):
         raise FedLDError(f"'{spec.dataset}' has no training images.")
-    if not len(test):
+    if not len(test) and not whole:
         raise FedLDError(f"'{spec.dataset}' has no test images.")
     column = table.columns["site"] if table.fixed else _column(table, name)
     if column is None:
@@ -100,6 +115,7 @@ def federate(table: Table, spec: DataSpec) -> Federation:
             *spec.notes(table.strata[train], name),
             *repeated(table.hashes(), clients, test),
             *parted(table, train, test),
+            *_ignored_split(table, whole),
         ),
         pixels=table.pixels,
         task=table.task,
@@ -111,6 +127,12 @@ def _unused(spec: DataSpec, column: NDArray[np.str_] | None, clients: int) -> It
     """Say so where a number of clients was asked for and the data names its own."""
     if column is not None and spec.clients not in (DataSpec().clients, clients):
         yield f"clients = {spec.clients} is not used: the data names its own {clients} clients"
+
+
+def _ignored_split(table: Table, whole: bool) -> Iterator[str]:
+    """Say so where all images are used although the dataset has a test set of its own."""
+    if whole and "test" in table.split:
+        yield "the dataset's own split is not used: its training and test images are divided into folds"
 
 
 def _split(table: Table, spec: DataSpec) -> NDArray[np.str_]:

@@ -166,6 +166,26 @@ class Federation:
         test = np.sort(np.concatenate([client.test for client in clients]))
         return replace(self, clients=tuple(clients), test=test, spec=None)
 
+    def take_fold(self, fold: int, folds: int, seed: int = 0) -> "Federation":
+        """Make one fold of all clients' images the test set, for cross-validation.
+
+        Args:
+            fold: number of the fold that is tested, from 1.
+            folds: how many folds there are.
+            seed: of the assignment; the same for all folds.
+
+        Returns:
+            The federation with another split: whole patients are tested, and over all folds each image once.
+
+        Raises:
+            FedLDError: no such fold, too few patients, or a client without training images.
+        """
+        from fedld.data.folds import take_fold
+
+        if not (folds >= 2 and 1 <= fold <= folds):
+            raise FedLDError(f"There is no fold {fold} of {folds}.")
+        return take_fold(self, fold, folds, seed)
+
     def set_aside(self, fraction: float, seed: int) -> "Federation":
         """Take validation images from every client's training images, drawn as by `hold_out`.
 

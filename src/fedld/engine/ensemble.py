@@ -58,8 +58,8 @@ def seeds_of(runs: Sequence[Run]) -> Ensemble:
     have = [run for run in runs if (run.path / "model.safetensors").is_file()]
     if not have:
         raise FedLDError(f"no run of {runs[0].label} has a global model")
-    notes = tuple(f"seed {run.seed} of {run.label} has no model" for run in runs if run not in have)
-    return joined({f"seed {run.seed}": load_model(run.path) for run in have}, notes)
+    notes = tuple(f"{run.repetition} of {run.label} has no model" for run in runs if run not in have)
+    return joined({run.repetition: load_model(run.path) for run in have}, notes)
 
 
 def joined(models: dict[str, SavedModel], notes: tuple[str, ...] = ()) -> Ensemble:

@@ -70,6 +70,28 @@ class Run:
     problems: tuple[str, ...] = ()
     refused: str | None = None  # why its study could not begin or continue it
 
+    @property
+    def fold(self) -> int | None:
+        """Which fold of a cross-validation is tested; None without one."""
+        found = self.config.get("fold")
+        return found if isinstance(found, int) else None
+
+    @property
+    def folds(self) -> int | None:
+        """How many folds the cross-validation has; None without one."""
+        found = self.config.get("folds")
+        return found if isinstance(found, int) and found > 1 else None
+
+    @property
+    def pair(self) -> int:
+        """What runs of other methods are paired by: the fold, or without folds the seed."""
+        return self.seed if self.fold is None else self.fold
+
+    @property
+    def repetition(self) -> str:
+        """The seed and, where there is one, the fold in words."""
+        return f"seed {self.seed}" + ("" if self.fold is None else f", fold {self.fold}")
+
     @cached_property
     def facts(self) -> RunFacts | None:
         """What run.json says of the records; None for records of format 1."""
@@ -330,7 +352,7 @@ def _config(path: Path) -> tuple[Config, list[str]]:
 
 def _distinct(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     """Runs with equal setting, label and seed are told apart by their directory."""
-    keys = [(run.setting, run.label, run.seed) for run in runs]
+    keys = [(run.setting, run.label, run.seed, run.fold) for run in runs]
     return tuple(
         replace(run, label=f"{run.label} ({clean(run.path.resolve().name)})") if keys.count(key) > 1 else run
         for run, key in zip(runs, keys, strict=True)

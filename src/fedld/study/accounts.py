@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
@@ -80,12 +81,13 @@ def account_of(label: str, runs: Sequence[Run]) -> Account:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Winner minus rival in every term of Eq. 2, mean over paired seeds; negative is better."""
+    """Winner minus rival in every term of Eq. 2, mean over paired seeds or folds; negative is better."""
 
     round: int
     seeds: int
     terms: dict[str, float]
     intervals: dict[str, tuple[float, float] | None]
+    unit: str = "seed"  # or "fold": what is paired
 
     @property
     def total(self) -> float:
@@ -105,23 +107,40 @@ class Explanation:
 
 
 def explain(runs: Sequence[Run], winner: str, rival: str) -> Explanation | None:
-    """Difference of the terms at the last round that both methods decomposed with the same seeds."""
-    ours, theirs = (
-        {run.seed: _terms(run) for run in runs if run.label == label} for label in (winner, rival)
-    )
+    """Difference of the terms at the last round that both methods decomposed with the same seeds or folds."""
+    ours, theirs = (_paired_terms([run for run in runs if run.label == label]) for label in (winner, rival))
     seeds = [seed for seed in ours if ours[seed] and theirs.get(seed)]
     shared = [set(ours[seed]) & set(theirs[seed]) for seed in seeds]
     common = set.intersection(*shared) if shared else set()
     if not common:
         return None
     at = max(common)
+    folds = runs[0].folds
     tests = {
-        term: paired_difference([ours[s][at][term] for s in seeds], [theirs[s][at][term] for s in seeds])
+        term: paired_difference(
+            [ours[s][at][term] for s in seeds], [theirs[s][at][term] for s in seeds], folds=folds
+        )
         for term in TERMS
     }
     return Explanation(
-        at, len(seeds), {k: t.mean for k, t in tests.items()}, {k: t.interval for k, t in tests.items()}
+        at,
+        len(seeds),
+        {k: t.mean for k, t in tests.items()},
+        {k: t.interval for k, t in tests.items()},
+        "seed" if folds is None else "fold",
     )
+
+
+def _paired_terms(runs: Sequence[Run]) -> dict[int, dict[int, dict[str, float]]]:
+    """Terms by seed, or by fold as means over its seeds, and by round."""
+    grouped: dict[int, list[dict[int, dict[str, float]]]] = {}
+    for run in runs:
+        grouped.setdefault(run.pair, []).append(_terms(run))
+    found = {}
+    for pair, several in grouped.items():
+        shared = set.intersection(*(set(one) for one in several))
+        found[pair] = {r: {t: fmean(one[r][t] for one in several) for t in TERMS} for r in shared}
+    return found
 
 
 def _terms(run: Run) -> dict[int, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""A study: methods x seeds on the same partitions and initial weights, and its table and report."""
+"""A study: methods x seeds (x folds) on the same partitions and initial weights, and its table and report."""
 
 import json
 import re
@@ -83,7 +83,9 @@ def plan(
     target: str = DEFAULT,
     values: Mapping[str, Any] | None = None,
 ) -> StudyPlan:
-    """Every method with every seed; a table named like a method is for it alone: `fedprox.mu=0.1`.
+    """Every method with every seed and, where `folds` are asked for, every fold.
+
+    A table named like a method is for it alone: `fedprox.mu=0.1`.
 
     Methods are names, tables of a name and options, or values; a mapping says under which labels.
     `values` are the user's own values that settings have names for.
@@ -101,8 +103,8 @@ def plan(
     shared = {key: value for key, value in settings.items() if key not in METHODS}
     shared.setdefault("workers", 0)
     cells = [
-        (label, make_experiment(_settings_of(method, shared, own) | {"seed": seed}, values))
-        for seed in seeds
+        (label, make_experiment(_settings_of(method, shared, own) | repetition, values))
+        for repetition in _repetitions(seeds, shared)
         for label, method in labelled.items()
     ]
     baseline = "fedavg" if "fedavg" in labelled else next(iter(labelled))
@@ -110,6 +112,18 @@ def plan(
     decides = check_primary(primary, make_measures(cells[0][1]))
     Target.parse(target)
     return StudyPlan(title, command, baseline, cells, decides, target)
+
+
+def _repetitions(seeds: Sequence[int], shared: Mapping[str, Any]) -> list[dict[str, int]]:
+    """What every method is run with: each seed, and with it each fold."""
+    folds = shared.get("folds")
+    if folds is None:
+        return [{"seed": seed} for seed in seeds]
+    if "fold" in shared:
+        raise FedLDError("a study tests every fold: give folds, and no fold")
+    if not isinstance(folds, int) or folds < 2:
+        raise FedLDError(f"folds is a whole number from 2, not {folds!r:.80}")
+    return [{"seed": seed, "fold": fold} for seed in seeds for fold in range(1, folds + 1)]
 
 
 def check_seeds(seeds: Any) -> list[int]:
@@ -271,4 +285,5 @@ def open_study(study: StudyPlan, out: Path, *, resume: bool) -> list[Cell]:
 
 def _path(label: str, experiment: Experiment) -> Path:
     folder = re.sub(r"[^\w.+-]+", "_", label)  # a label may be anything, a folder's name may not
-    return Path("runs") / f"{folder}-seed{experiment.seed}"
+    fold = "" if experiment.fold is None else f"-fold{experiment.fold}"
+    return Path("runs") / f"{folder}-seed{experiment.seed}{fold}"

@@ -1,17 +1,18 @@
 """One comparison, computed once: who stands where, by how much, how surely and why. Everybody reads it.
 
-Methods are compared over the seeds they share with the baseline: same partition, same initial weights.
+Methods are compared over the seeds they share with the baseline: same partition, same initial weights. In a
+cross-validation they are compared over folds, each the mean over its seeds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import fmean, stdev
 from typing import Any
 
-from fedld.analysis.statistics import PairedDifference, holm, paired_difference
+from fedld.analysis.statistics import PairedDifference, holm, mean_interval, paired_difference
 from fedld.methods import METHODS
-from fedld.records.reader import Run, by_label
+from fedld.records.reader import Evaluated, Run, by_label
 from fedld.records.schema import FORMAT
 from fedld.records.table import no_html
 from fedld.study import formats
@@ -29,6 +30,7 @@ from fedld.study.verdict import headline, warnings
 from fedld.tasks.measure import Measure, last_mean
 
 LEVEL = 0.05
+CORRECTED = "corrected resampled t test (Nadeau and Bengio, 2003)"
 WHY = (
     "The server's step beside the plain average's (length and cosine, mean over rounds and seeds), and the "
     "terms of the loss in the last decomposed round (Eq. 2; run with --decompose to have them)."
@@ -37,7 +39,10 @@ WHY = (
 
 @dataclass(frozen=True)
 class Standing:
-    """One method: every measure of its global model by seed, and its paired difference to the baseline."""
+    """One method: every measure of its global model by seed, and its paired difference to the baseline.
+
+    In a cross-validation the keys are folds instead of seeds.
+    """
 
     label: str
     seeds: list[int]
@@ -56,6 +61,12 @@ class Standing:
     reference: bool = False  # a bound such as `central`: it is compared, but cannot win
     same_as_fedavg: bool = False  # FedBN on a network that has no BatchNorm
     reached: Reached | None = None  # when the target accuracy was reached
+    folds: int | None = None  # of a cross-validation
+
+    def interval(self, measure: str) -> tuple[float, float] | None:
+        """95 % interval of the mean over folds (Nadeau and Bengio); None without a cross-validation."""
+        values = list(self.values.get(measure, {}).values())
+        return mean_interval(values, folds=self.folds) if self.folds and values else None
 
     def mean(self, measure: str) -> float | None:
         """Mean over seeds."""
@@ -80,6 +91,9 @@ class Standing:
             values = [by_seed[s] for s in self.seeds if s in by_seed] or None
             found |= {name: values, f"{name}_mean": fmean(values) if values else None}
             found[f"{name}_sd"] = stdev(values) if values and len(values) > 1 else None
+        if self.folds:
+            cross = {"folds": self.folds, "intervals": {name: self.interval(name) for name in self.values}}
+            found |= cross
         return found | {
             "values": {name: list(by_seed.values()) for name, by_seed in self.values.items()},
             "difference": d.mean if d else None,
@@ -109,6 +123,16 @@ class Comparison:
     level: float | None = None  # the target accuracy, %
     runs: tuple[Run, ...] = field(repr=False, default=())
     failed: tuple[Run, ...] = field(repr=False, default=())  # they are in no number above
+
+    @property
+    def folds(self) -> int | None:
+        """How many folds the cross-validation has; None without one."""
+        return next((standing.folds for standing in self.standings), None)
+
+    @property
+    def unit(self) -> str:
+        """What methods are paired by: seed or fold."""
+        return "fold" if self.folds else "seed"
 
     @property
     def first(self) -> Measure:
@@ -187,6 +211,7 @@ class Comparison:
             "primary": self.primary,
             "measures": [measure.to_json() for measure in self.measures.values()],
             "round": self.round,
+            **({"folds": self.folds, "test": CORRECTED} if self.folds else {}),
             "target": self.level,
             "verdict": self.verdict,
             "warnings": self.warnings,
@@ -198,16 +223,26 @@ class Comparison:
     def to_markdown(self) -> str:
         """Verdict, warnings, table and accounts under the title."""
         said = "".join(f"- {line}\n" for line in self.warnings)
-        told = f"{self.title}\n\n{self.verdict}.\n\n{said}\n{formats.markdown(self.table)}\n{self.why()}"
-        return no_html(told)
+        table = formats.markdown(self.table) + (f"\n{self.method_note}\n" if self.folds else "")
+        return no_html(f"{self.title}\n\n{self.verdict}.\n\n{said}\n{table}\n{self.why()}")
+
+    @property
+    def method_note(self) -> str:
+        """How the numbers of a cross-validation are made, in two sentences; empty without one."""
+        if not self.folds:
+            return ""
+        return (
+            f"{self.folds}-fold cross-validation: every image is tested once, mean ± standard deviation over "
+            f"folds. Intervals and p values: {CORRECTED}."
+        )
 
     def to_latex(self, comment: str = "") -> str:
         """The table as a tabular."""
-        return formats.latex(self.table, "\n".join(filter(None, (self.title, comment))))
+        return formats.latex(self.table, "\n".join(filter(None, (self.title, self.method_note, comment))))
 
     def to_csv(self) -> str:
-        """One row per method, seed and measure: what a plot or a test of one's own needs."""
-        return formats.comma_separated([["method", "seed", "measure", "value"], *self.values()])
+        """One row per method, seed (or fold) and measure: what a plot or a test of one's own needs."""
+        return formats.comma_separated([["method", self.unit, "measure", "value"], *self.values()])
 
     def values(self) -> list[list[object]]:
         """Method, seed, measure and value, row by row."""
@@ -231,6 +266,7 @@ class Comparison:
         unit, digits = f", {self.first.unit}" if self.first.unit else "", self.first.digits
         return [
             (self.shown.heading, lambda s: self._values(s, self.primary)),
+            *([("95 % interval", self._interval)] if self.folds else []),
             (f"minus {self.baseline} [95 %]", lambda s: _difference(s, self.shown.digits)),
             ("p (Holm)", lambda s: "" if s.p_value is None else f"{s.p_value:.3f}"),
             ("effect", lambda s: _effect(s.difference)),
@@ -239,7 +275,7 @@ class Comparison:
             (f"best{unit}", lambda s: formats.spread(list(s.best.values()), digits)),
             (f"personalised{unit}", lambda s: formats.spread(list(s.personal.values()), digits)),
             *self._target_columns(),
-            ("seeds", self._seeds),
+            (f"{self.unit}s", self._seeds),
             ("MB", lambda s: f"{s.megabytes:.1f}"),
             ("s", lambda s: f"{s.seconds:.0f}"),
         ]
@@ -258,8 +294,14 @@ class Comparison:
         values = list(standing.values.get(measure, {}).values())
         return formats.spread(values, self.measures[measure].digits)
 
+    def _interval(self, standing: Standing) -> str:
+        found, digits = standing.interval(self.primary), self.shown.digits
+        return "" if found is None else f"[{found[0]:.{digits}f}, {found[1]:.{digits}f}]"
+
     def _seeds(self, standing: Standing) -> str:
-        """How many seeds the row is made of, where runs are missing; the warnings say why."""
+        """How many seeds or folds the row is made of, where runs are missing; the warnings say why."""
+        if self.folds:
+            return f"{len(standing.seeds)} of {self.folds}"
         missing = sum(run.label == standing.label for run in self.failed)
         return f"{len(standing.seeds)} of {len(standing.seeds) + missing}" if missing else ""
 
@@ -318,22 +360,17 @@ def _comparable(runs: Sequence[Run]) -> tuple[int, list[Run]]:
 
 
 def _standing(label: str, runs: Sequence[Run], at: int, measures: Mapping[str, Measure]) -> Standing:
-    found = {name: {run.seed: value_of(run, one, at) for run in runs} for name, one in measures.items()}
-    values = {
-        name: {seed: v for seed, v in by_seed.items() if v is not None} for name, by_seed in found.items()
-    }
+    values = {name: _paired(runs, partial(_value, one, at)) for name, one in measures.items()}
     first = next(iter(measures.values()))
-    test = {run.seed: list(finite_scores(run, first, at).values()) for run in runs}
-    own = {run.seed: list(finite_scores(run, first, at, "personal").values()) for run in runs}
     classes = [name for run in runs for name in never_predicted(run)]
     sent = [sum(run.series("bytes_up").values()) + sum(run.series("bytes_down").values()) for run in runs]
     return Standing(
         label,
-        sorted(run.seed for run in runs),
+        sorted({run.pair for run in runs}),
         {name: by_seed for name, by_seed in values.items() if by_seed},
-        {seed: last_mean(series) for seed, series in test.items() if series},
-        {seed: first.best(series) for seed, series in test.items() if series},
-        {seed: series[-1] for seed, series in own.items() if series},
+        _paired(runs, lambda run: _over(run, first, at, "test", last_mean)),
+        _paired(runs, lambda run: _over(run, first, at, "test", first.best)),
+        _paired(runs, lambda run: _over(run, first, at, "personal", lambda series: series[-1])),
         account_of(label, runs),
         {name: classes.count(name) for name in dict.fromkeys(classes)},
         (mean_of(sent) or 0.0) / 1e6,
@@ -341,7 +378,30 @@ def _standing(label: str, runs: Sequence[Run], at: int, measures: Mapping[str, M
         measures=tuple(measures),
         reference=_is_reference(runs[0]),
         same_as_fedavg=any(_keeps_nothing(run) for run in runs),
+        folds=runs[0].folds,
     )
+
+
+def _paired(runs: Sequence[Run], value: Callable[[Run], float | None]) -> dict[int, float]:
+    """A number of some runs by seed, or by fold as the mean over its seeds; runs without it are left out."""
+    found: dict[int, list[float]] = {}
+    for run in runs:
+        number = value(run)
+        if number is not None:
+            found.setdefault(run.pair, []).append(number)
+    return {pair: fmean(numbers) for pair, numbers in found.items()}
+
+
+def _value(measure: Measure, at: int, run: Run) -> float | None:
+    return value_of(run, measure, at)
+
+
+def _over(
+    run: Run, measure: Measure, at: int, of: Evaluated, reduce: Callable[[list[float]], float]
+) -> float | None:
+    """One number of a run's curve of a measure; None where there is no curve."""
+    series = list(finite_scores(run, measure, at, of).values())
+    return reduce(series) if series else None
 
 
 def _tested(standings: list[Standing], baseline: str, primary: str) -> list[Standing]:
@@ -356,7 +416,8 @@ def _tested(standings: list[Standing], baseline: str, primary: str) -> list[Stan
             seeds = sorted(values.keys() & base.values.get(measure, {}).keys())
             if standing is not base and seeds:
                 ours, theirs = [values[s] for s in seeds], [base.values[measure][s] for s in seeds]
-                found[standing.label][measure] = paired_difference(ours, theirs)
+                test = paired_difference(ours, theirs, folds=base.folds)
+                found[standing.label][measure] = test
     tests = {label: one[primary] for label, one in found.items() if primary in one}
     adjusted = dict(zip(tests, holm([test.p_value for test in tests.values()]), strict=True))
     return [

@@ -145,7 +145,7 @@ def scalars(line: Mapping[str, object]) -> Scalars:
 
 def _name(run: Run) -> str:
     """A name that is one folder, whatever a label holds."""
-    text = f"{run.label}-seed{run.seed}"
+    text = f"{run.label}-seed{run.seed}" + ("" if run.fold is None else f"-fold{run.fold}")
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in text).lstrip(".") or "run"
 
 

@@ -95,7 +95,9 @@ def _lead(comparison: "Comparison", winner: "Standing", test: "Standing") -> str
     if _level(comparison, size):
         return f"{winner.label} and {comparison.rival} are level"
     verb = "beats" if test.significant else "is ahead of"
-    tail = {True: "", False: ", but not significantly", None: " with a single seed"}[test.significant]
+    tail = {True: "", False: ", but not significantly", None: f" with a single {comparison.unit}"}[
+        test.significant
+    ]
     measure = "" if comparison.primary == comparison.first.name else f" of {comparison.shown.title}"
     lead = f"{winner.label} {verb} {comparison.rival} by {_amount(comparison, size)}{measure}{tail}"
     return lead + _but(comparison, worse_in(comparison))
@@ -105,7 +107,7 @@ def _place(comparison: "Comparison", standing: "Standing") -> str:
     """Where a method stands against the baseline."""
     d = standing.difference
     if d is None:
-        return f"not comparable: it shares no seed with {comparison.baseline}"
+        return f"not comparable: it shares no {comparison.unit} with {comparison.baseline}"
     if _level(comparison, d.mean):
         return f"level with {comparison.baseline}"
     side = "ahead" if d.mean * comparison.shown.sign > 0 else "behind"
@@ -158,7 +160,8 @@ def _failed(comparison: "Comparison") -> list[str]:
     """Runs that are missing from the table: of each method which seeds, and why the first."""
     found = []
     for label, runs in by_label(comparison.failed).items():
-        seeds = f"seed{'s' if len(runs) > 1 else ''} {listing([str(run.seed) for run in runs])}"
+        names = [str(run.seed) if run.fold is None else f"{run.seed} (fold {run.fold})" for run in runs]
+        seeds = f"seed{'s' if len(runs) > 1 else ''} {listing(names)}"
         found.append(f"{label} failed with {seeds}, which the table is without: {runs[0].failure}")
     return found
 
@@ -166,7 +169,7 @@ def _failed(comparison: "Comparison") -> list[str]:
 def _absent(comparison: "Comparison") -> list[str]:
     """Who was missing in which run; the first three, then how many more."""
     found = [
-        f"{run.label}, seed {run.seed}: {clean(one.sentence().rstrip('.'))}"
+        f"{run.label}, {run.repetition}: {clean(one.sentence().rstrip('.'))}"
         for run in comparison.runs
         for one in Participation(run.clients.lines).absences
     ]
@@ -190,7 +193,8 @@ def _never(comparison: "Comparison") -> list[str]:
     for s in comparison.standings:
         if s.never:
             classes = listing([f"'{name}'" for name in s.never])
-            seeds = f"in {max(s.never.values())} of {len(s.seeds)} seeds"
+            runs = sum(run.label == s.label for run in comparison.runs)
+            seeds = f"in {max(s.never.values())} of {runs} {'runs' if comparison.folds else 'seeds'}"
             tail = ": the comparison rests on a model that has not learnt it" if s.label in decisive else ""
             found.append(f"{s.label} never predicts {classes} ({seeds}){tail}")
     return found
@@ -200,7 +204,7 @@ def _seeds(comparison: "Comparison") -> list[str]:
     pairs = [s.difference.n for s in comparison.standings if s.difference is not None]
     if not pairs or min(pairs) >= FEW:
         return []
-    count = f"{min(pairs)} paired seed{'s' if min(pairs) > 1 else ''}"
+    count = f"{min(pairs)} paired {comparison.unit}{'s' if min(pairs) > 1 else ''}"
     return [f"{count}: take {FEW} or more before you believe a difference or its absence"]
 
 
@@ -220,8 +224,9 @@ def _same(comparison: "Comparison") -> list[str]:
             and _equal(s, base, comparison.primary)
         ):
             found.append(
-                f"{s.label} has the same {comparison.shown.title} as {base.label} in every seed: its own "
-                f"term hardly does anything at these settings{_own_numbers(comparison, s.label)}"
+                f"{s.label} has the same {comparison.shown.title} as {base.label} in every "
+                f"{comparison.unit}: its own term hardly does anything at these settings"
+                f"{_own_numbers(comparison, s.label)}"
             )
     return found
 
@@ -263,7 +268,7 @@ def _of_one(comparison: "Comparison") -> list[PageAnswer]:
     shown = comparison.measures
     means = {name: only.mean(name) for name in shown if _told(comparison, name)}
     told = [f"{shown[name].title} {shown[name].format(v)}" for name, v in means.items() if v is not None]
-    seeds = f"{len(only.seeds)} seed{'s' if len(only.seeds) > 1 else ''}"
+    seeds = f"{len(only.seeds)} {comparison.unit}{'s' if len(only.seeds) > 1 else ''}"
     found = [
         PageAnswer(
             "How good is it?",
@@ -313,7 +318,7 @@ def _who(comparison: "Comparison") -> PageAnswer:
 def _how_much(comparison: "Comparison") -> PageAnswer:
     test, question = comparison.decisive, "By how much?"
     if test is None or test.difference is None:
-        return PageAnswer(question, "–", "needs two methods with a seed in common", "unsure")
+        return PageAnswer(question, "–", f"needs two methods with a {comparison.unit} in common", "unsure")
     amount = _amount(comparison, abs(test.difference.mean))
     worse = _but(comparison, worse_in(comparison)).removeprefix(", ")
     detail = f"over {comparison.rival}, {_interval(comparison, test)}" + (f"; {worse}" if worse else "")
@@ -323,23 +328,28 @@ def _how_much(comparison: "Comparison") -> PageAnswer:
 def _interval(comparison: "Comparison", test: "Standing") -> str:
     assert test.difference is not None
     if test.difference.interval is None:
-        return "from one seed: no interval"
+        return f"from one {comparison.unit}: no interval"
     low, high = test.difference.interval
     if comparison.winner is not None and comparison.winner.label == comparison.baseline:
         low, high = -high, -low
     digits = comparison.shown.digits
-    return f"95 % interval {signed(low, digits)} to {signed(high, digits)}, {test.difference.n} paired seeds"
+    count = f"{test.difference.n} paired {comparison.unit}s"
+    return f"95 % interval {signed(low, digits)} to {signed(high, digits)}, {count}"
 
 
 def _sure(comparison: "Comparison") -> PageAnswer:
     test, question = comparison.decisive, "Is it significant?"
     if test is None or test.p_value is None:
         return PageAnswer(
-            question, "Cannot say", "a test needs two methods and at least two paired seeds", "unsure"
+            question,
+            "Cannot say",
+            f"a test needs two methods and at least two paired {comparison.unit}s",
+            "unsure",
         )
     tested = sum(s.p_value is not None for s in comparison.standings)
     p = "< 0.001" if test.p_value < 0.001 else f"= {test.p_value:.3f}"
-    detail = f"paired t test, p {p} after Holm's correction for {tested} comparison(s)"
+    name = "corrected resampled t test over folds" if comparison.folds else "paired t test"
+    detail = f"{name}, p {p} after Holm's correction for {tested} comparison(s)"
     if test.difference is not None and (size := test.difference.effect_size) is not None:
         detail += f"; effect size {abs(size):.1f} standard deviations of the difference"
     return (

@@ -42,7 +42,8 @@ def difference_chart(comparison: Comparison, styles: Mapping[str, Look]) -> Char
     return Chart(
         "difference",
         f"Difference to {comparison.baseline}",
-        "Dot: mean over paired seeds. Line: 95 % interval; where it crosses 0, chance may explain it.",
+        f"Dot: mean over paired {comparison.unit}s. Line: 95 % interval; where it crosses 0, chance may "
+        "explain it.",
         f"Paired difference of final {shown.title} to {comparison.baseline}: {'; '.join(said)}.",
         figure,
         ("method", "seeds", "difference", "low", "high", "p_holm"),
@@ -84,8 +85,8 @@ def explanation_chart(winner: str, rival: str, found: Explanation) -> Chart:
     return Chart(
         "explanation",
         "Which loss term explains it",
-        f"Eq. 2 after round {found.round}, mean over {found.seeds} paired seed(s); left of 0 is better."
-        + (" Thin lines: 95 % intervals." if found.seeds > 1 else ""),
+        f"Eq. 2 after round {found.round}, mean over {found.seeds} paired {found.unit}(s); "
+        "left of 0 is better." + (" Thin lines: 95 % intervals." if found.seeds > 1 else ""),
         f"Difference of the loss terms between {winner} and {rival}: {said}.",
         figure,
         ("term", "difference", "low", "high"),

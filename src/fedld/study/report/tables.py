@@ -70,12 +70,13 @@ def comparison_table(comparison: Comparison, styles: Mapping[str, Look]) -> Page
     heads = {name: f"{one.title} {one.unit}".strip() for name, one in comparison.measures.items()}
     columns = ["method", heads[comparison.primary], f"minus {comparison.baseline}", "95 % interval"]
     columns += ["p (Holm)", "effect", *(heads[name] for name in others), "client gap", "personalised %"]
-    columns += ["never predicted", "seeds"]
+    columns += ["never predicted", f"{comparison.unit}s"]
     note = (
-        "Mean ± standard deviation over seeds, global model, last round. The interval is each comparison's "
-        "own; p is corrected for all of them; effect: mean difference in its standard deviations (Hedges). "
-        "Select a heading to sort."
+        f"Mean ± standard deviation over {comparison.unit}s, global model, last round. The interval is each "
+        "comparison's own; p is corrected for all of them; effect: mean difference in its standard "
+        "deviations (Hedges). Select a heading to sort."
     )
+    note = f"{comparison.method_note} {note}".strip()
     return _drop_empty(PageTable("comparison", "Methods", note, columns, rows))
 
 
@@ -206,7 +207,7 @@ def settings_table(runs: Sequence[Run]) -> PageTable:
     """Settings of every method; those that are equal for all are shown once."""
     grouped = by_label(runs)
     flat = {label: flatten(longest_run(own).config) for label, own in grouped.items()}
-    keys = dict.fromkeys(key for settings in flat.values() for key in settings if key != "seed")
+    keys = dict.fromkeys(key for settings in flat.values() for key in settings if key not in ("seed", "fold"))
     rows = []
     for key in keys:
         values = {label: settings.get(key, "–") for label, settings in flat.items()}
