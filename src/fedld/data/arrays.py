@@ -5,7 +5,7 @@ Pictures of uint8 are normalised like those of any dataset; floats are given to 
 
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,9 @@ from fedld.data.targets import check_task, make_targets, target_columns
 from fedld.errors import FedLDError
 from fedld.paths import cache_root
 
-if TYPE_CHECKING:
-    from torch.utils.data import Dataset
+SAMPLES = ("image", "img", "pixel_values", "features", "x")
+LABELS = ("label", "labels", "target", "y")
+"""What samples and labels are called in items that are mappings, unless the user says."""
 
 
 def federation_from_arrays(
@@ -79,34 +80,68 @@ def _check_names(clients: Any) -> None:
 
 
 def federation_from_datasets(
-    clients: "Mapping[str, Dataset[Any]]",
-    test: "Dataset[Any] | None",
+    clients: Mapping[str, Any],
+    test: Any | None,
     classes: Sequence[str] | None,
     name: str,
+    columns: tuple[str, str] | None = None,
 ) -> Federation:
-    """Clients by name, each a map-style torch Dataset of (sample, label) pairs, which is read once."""
+    """Clients by name, each a dataset or an iterable of samples with labels, which is read once."""
     _check_names(clients)
-    read = {client: _read(f"the dataset of '{client}'", dataset) for client, dataset in clients.items()}
+    if classes is None:
+        classes = next(filter(None, (_told_classes(one, columns) for one in clients.values())), None)
+    read = {client: _read(f"the dataset of '{client}'", one, columns) for client, one in clients.items()}
     return federation_from_arrays(
-        read, None if test is None else _read("the test dataset", test), classes, name
+        read, None if test is None else _read("the test dataset", test, columns), classes, name
     )
 
 
-def _read(what: str, dataset: Any) -> Pair:
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise FedLDError(f"{what} is no map-style dataset: it has no length or no items")
+def _read(what: str, dataset: Any, columns: tuple[str, str] | None) -> Pair:
+    """Read all items once: by their places where the dataset has a length, else in order."""
     samples, labels = [], []
-    for place in range(len(dataset)):
-        item = dataset[place]
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            raise FedLDError(f"item {place} of {what} is not a (sample, label) pair")
-        samples.append(np.asarray(item[0]))
-        labels.append(np.asarray(item[1]))
+    for place, item in enumerate(_items(what, dataset)):
+        sample, label = _pair(what, place, item, columns)
+        samples.append(np.asarray(sample))
+        labels.append(np.asarray(label))
         if samples[-1].shape != samples[0].shape:
             raise FedLDError(
                 f"item {place} of {what} has shape {samples[-1].shape}, the first one {samples[0].shape}"
             )
     return (np.stack(samples), np.stack(labels)) if samples else (np.empty((0, 1)), np.empty(0, int))
+
+
+def _items(what: str, dataset: Any) -> Iterable[Any]:
+    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Mapping):
+        return (dataset[place] for place in range(len(dataset)))
+    if isinstance(dataset, Iterable) and not isinstance(dataset, str | bytes | Mapping):
+        return dataset
+    raise FedLDError(f"{what} is no dataset: it has neither a length and items, nor can it be iterated over")
+
+
+def _pair(what: str, place: int, item: Any, columns: tuple[str, str] | None) -> tuple[Any, Any]:
+    """The sample and label of an item: a pair, or a mapping as Hugging Face's datasets give."""
+    if isinstance(item, Mapping):
+        sample, label = columns or (_first(item, SAMPLES), _first(item, LABELS))
+        if sample not in item or label not in item:
+            has = ", ".join(map(str, item))
+            raise FedLDError(f"item {place} of {what} has {has}: say columns=(sample, label)")
+        return item[sample], item[label]
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise FedLDError(f"item {place} of {what} is not a (sample, label) pair")
+    return item[0], item[1]
+
+
+def _first(item: Mapping[Any, Any], names: Sequence[str]) -> str:
+    return next((name for name in names if name in item), "")
+
+
+def _told_classes(dataset: Any, columns: tuple[str, str] | None) -> Sequence[str] | None:
+    """The names of the classes that a Hugging Face dataset knows (`features["label"].names`)."""
+    features = getattr(dataset, "features", None)
+    if not isinstance(features, Mapping):
+        return None
+    names = getattr(features.get(columns[1] if columns else _first(features, LABELS)), "names", None)
+    return names if isinstance(names, list | tuple) else None
 
 
 def _checked(what: str, pair: Any, width: int = 1) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -78,16 +78,84 @@ class Federation:
     @classmethod
     def from_datasets(
         cls,
-        clients: "Mapping[str, Dataset[Any]]",
-        test: "Dataset[Any] | None" = None,
+        clients: "Mapping[str, Dataset[Any] | Iterable[Any]]",
+        test: "Dataset[Any] | Iterable[Any] | None" = None,
         *,
         classes: Sequence[str] | None = None,
+        columns: tuple[str, str] | None = None,
         name: str = "datasets",
     ) -> "Federation":
-        """Clients by name, each a map-style torch Dataset of (sample, label) pairs, which is read once."""
+        """Read clients' datasets once, and keep what they hold in the cache.
+
+        Args:
+            clients: by name a torch Dataset, a dataset of Hugging Face's `datasets`, or an iterable. Items
+                are (sample, label) pairs, or mappings with the two.
+            test: the test set in one of these forms; without it a fifth of all samples is drawn.
+            classes: names of the classes; default: those that a Hugging Face dataset names.
+            columns: names of sample and label in items that are mappings; default: image and label, or alike.
+            name: of the federation.
+
+        Returns:
+            The federation.
+
+        Raises:
+            FedLDError: a dataset cannot be read, or its items do not fit together.
+        """
         from fedld.data.arrays import federation_from_datasets
 
-        return federation_from_datasets(clients, test, classes, name)
+        return federation_from_datasets(clients, test, classes, name, columns)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        target: str,
+        *,
+        site: str | None = None,
+        split: str | None = None,
+        drop: Sequence[str] = (),
+        task: str = "classification",
+        clients: int = 5,
+        partition: str = "auto",
+        seed: int = 0,
+        name: str = "frame",
+    ) -> "Federation":
+        """Make a federation of a pandas or polars frame, one row per sample.
+
+        Args:
+            frame: columns by name. Numbers are features, texts categories; missing values are marked.
+            target: column that is learned; of survival "TIME,EVENT".
+            site: column that names clients; without it the rows are divided by `partition`.
+            split: column with 'train' or 'test'; without it a fifth of the rows is drawn.
+            drop: columns that are not used.
+            task: classification, regression or survival.
+            clients: number of clients, where no column names them.
+            partition: how rows are divided, where no column names clients.
+            seed: of that division.
+            name: of the federation.
+
+        Returns:
+            The federation. A column named `patient` keeps its rows on one side of every split.
+
+        Raises:
+            FedLDError: no such column, or a cell cannot be used; its line is counted as in a CSV file.
+        """
+        from fedld.data.sheet import table_of_frame
+
+        spec = DataSpec(
+            name,
+            task=task,
+            target_column=target,
+            site_column=site,
+            split_column=split,
+            drop=",".join(drop),
+            clients=clients,
+            partition=partition,
+            seed=seed,
+        )
+        from fedld.data.datasets import federate
+
+        return federate(table_of_frame(frame, spec), spec)
 
     @property
     def images(self) -> NDArray[Any]:

@@ -19,7 +19,7 @@ from fedld.data.spec import DataSpec
 from fedld.data.table import Table, cached, file_sha256, fingerprint, write_table
 from fedld.data.targets import make_targets
 from fedld.errors import FedLDError, nearest
-from fedld.paths import user_path
+from fedld.paths import cache_root, user_path
 
 CATEGORIES = 50
 """Most different texts of a column that is used as a category."""
@@ -37,11 +37,46 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
         raise FedLDError(f"{file} has more than {LARGEST >> 20} MB.")
     meaning = (spec.task, spec.target_column, spec.site_column, spec.split_column, spec.drop)
     key = fingerprint("csv", file_sha256(file), meaning)
-    return cached(root, "csv", key, lambda folder: _build(folder, file, spec))
+    return cached(root, "csv", key, lambda folder: _build(folder, read_columns(file), file, spec))
 
 
-def _build(folder: Path, file: Path, spec: DataSpec) -> None:
-    columns = read_columns(file)
+def table_of_frame(frame: Any, spec: DataSpec) -> Table:
+    """Write a pandas or polars frame to the cache as if it were a CSV file.
+
+    Args:
+        frame: has `columns`, and `frame[name]` is a column with a method `to_list`.
+        spec: what its columns mean.
+
+    Returns:
+        The table, keyed by the frame's content.
+
+    Raises:
+        FedLDError: no frame, or one that cannot be used.
+    """
+    if not hasattr(frame, "columns") or not hasattr(frame, "__getitem__"):
+        raise FedLDError(f"a frame has columns by name, which {type(frame).__name__} has not")
+    names = list(frame.columns)
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise FedLDError(f"the columns of a frame have different names, not {names!r:.80}")
+    columns = {name: [_cell(value) for value in frame[name].to_list()] for name in names}
+    if not columns or not len(next(iter(columns.values()))):
+        raise FedLDError("the frame has no rows")
+    meaning = (spec.task, spec.target_column, spec.site_column, spec.split_column, spec.drop)
+    source = Path(spec.dataset)
+    key = fingerprint("frame", columns, meaning)
+    return cached(cache_root(), "frame", key, lambda folder: _build(folder, columns, source, spec))
+
+
+def _cell(value: Any) -> str:
+    """A cell as a CSV file would have it; missing values are empty, however they are written."""
+    if value is None or value != value or str(value) in ("<NA>", "NaT"):
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    return str(value).strip()
+
+
+def _build(folder: Path, columns: Columns, file: Path, spec: DataSpec) -> None:
     if not spec.target_column:
         raise FedLDError(f"name the target column of {file}: --target-column NAME, of survival TIME,EVENT")
     targets = [name.strip() for name in spec.target_column.split(",")]
