@@ -26,7 +26,7 @@ Primary = Annotated[
     typer.Option(help="measure that decides: accuracy, balanced_accuracy, auroc, worst_client or a --metric"),
 ]
 
-SEEDS = "seeds themselves, separated by commas: 5 is seed 5 alone, five seeds are 0,1,2,3,4; default: 0,1,2, with --folds 0"
+SEEDS = "seeds themselves: 5 is seed 5 alone, five seeds are 0,1,2,3,4; default: 0,1,2, with --folds 0"
 TargetText = Annotated[
     str,
     typer.Option(help="tell the cost to POINTS below the baseline's final accuracy, or POINTS@ACCURACY"),
