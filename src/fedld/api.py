@@ -328,7 +328,7 @@ def _data_settings(federation: Data) -> dict[str, Any]:
 
 @contextmanager
 def _folder(out: str | Path | None) -> Iterator[tuple[Path, TemporaryDirectory[str] | None]]:
-    """The run's folder: the user's, or one of its own that goes when nobody holds it any more."""
+    """Give the run's folder: the user's, or a temporary one that is removed with the result."""
     if out is not None:
         if not isinstance(out, str | Path):
             raise FedLDError(f"out is the path of a folder, not {out!r:.80}")

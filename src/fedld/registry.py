@@ -150,7 +150,7 @@ def call_with(function: Callable[..., Any], what: str, **known: Any) -> Any:
     missing = [p.name for p in parameters if p.default is p.empty and p.kind in NAMED and p.name not in known]
     if missing:
         raise FedLDError(
-            f"{what} '{name_of(function)}' wants '{missing[0]}', which nobody can tell it: it may ask for "
+            f"{what} '{name_of(function)}' needs an argument '{missing[0]}'; available arguments are: "
             f"{', '.join(known)}"
         )
     return function(**{p.name: known[p.name] for p in parameters if p.name in known})

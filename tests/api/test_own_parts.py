@@ -260,7 +260,7 @@ X, Y = np.zeros((4, 8), np.float32), np.array([0, 1, 2, 0])
         ({"model": 3}, "model is a name, a torch module, or a function"),
         ({"model": nn.Linear(8, 5)}, r"gives \(2, 5\) for two samples, but 3 classes need \(2, 3\)"),
         ({"model": nn.Linear(4, 3)}, "cannot take samples of shape"),
-        ({"model": lambda depth: nn.Linear(8, depth)}, "wants 'depth', which nobody can tell it"),
+        ({"model": lambda depth: nn.Linear(8, depth)}, "needs an argument 'depth'; available arguments are"),
         ({"model": lambda: 3}, "made a int, not a torch module"),
         ({"model": "cnn"}, "is for pictures, but a sample has shape"),
         ({"rule": object()}, "rule is a name, or a Rule"),
@@ -332,7 +332,7 @@ def test_a_partition_of_ones_own():
     assert max(sizes) - min(sizes) <= 1
     for found in ([1.5], 3, [], [[0.5]]):
         with pytest.raises(
-            FedLDError, match="gives nobody an image" if found == [] else "one array of places"
+            FedLDError, match="gives no client an image" if found == [] else "one array of places"
         ):
             fedld.data("digits", partition=lambda labels, found=found: found)
     with pytest.raises(FedLDError, match="gives a place twice"):

@@ -45,7 +45,7 @@ def draws(experiment, tmp_path):
 def test_half_of_the_images_that_a_client_measures_sat_the_round_out(small, tmp_path):
     drawn, federation = draws(small(**OPPOSED), tmp_path)
     for client in federation.clients:
-        rounds = [set(client.train) - set(drawn.lessons(client.name, round_)) for round_ in (1, 2)]
+        rounds = [set(client.train) - set(drawn.training_images(client.name, round_)) for round_ in (1, 2)]
         assert rounds[0] != rounds[1]
         for round_, out in enumerate(rounds, 1):
             measured = drawn.candidates(client.name, round_, limit=64)
@@ -68,16 +68,18 @@ def test_no_image_that_sits_out_is_trained_on(small, tmp_path, monkeypatch):
     monkeypatch.setattr(Samples, "shuffled", watched)
     run(experiment, tmp_path / "run")
     drawn, federation = draws(experiment, tmp_path)
-    wanted = [drawn.lessons(client.name, round_) for round_ in (1, 2) for client in federation.clients]
+    wanted = [
+        drawn.training_images(client.name, round_) for round_ in (1, 2) for client in federation.clients
+    ]
     assert len(seen) == len(wanted)
-    assert {tuple(lessons) for lessons in seen} == {tuple(lessons) for lessons in wanted}
+    assert {tuple(trained) for trained in seen} == {tuple(trained) for trained in wanted}
 
 
 @pytest.mark.parametrize("changes", [{"rule": "mean"}, {"rule": {"name": "measured", "unseen": 0}}])
 def test_nobody_sits_out_unless_it_is_measured(small, tmp_path, changes):
     drawn, federation = draws(small(**OPPOSED | changes), tmp_path)
     for client in federation.clients:
-        assert drawn.lessons(client.name, 1).tolist() == client.train.tolist()
+        assert drawn.training_images(client.name, 1).tolist() == client.train.tolist()
         assert len(drawn.candidates(client.name, 1, limit=20)) == 20
 
 
@@ -90,9 +92,9 @@ def test_whole_patients_sit_out(tmp_path):
     experiment = make_experiment({"dataset": f"npz:{path}", "partition": "site", "method": "measured"})
     drawn, federation = draws(experiment, tmp_path)
     for client in federation.clients:
-        lessons = drawn.lessons(client.name, 1)
-        assert 0 < len(lessons) < len(client.train)
-        assert not set(patient[lessons]) & set(patient[np.setdiff1d(client.train, lessons)])
+        trained = drawn.training_images(client.name, 1)
+        assert 0 < len(trained) < len(client.train)
+        assert not set(patient[trained]) & set(patient[np.setdiff1d(client.train, trained)])
 
 
 def test_a_client_with_hardly_an_image_trains_on_all_of_them(tmp_path):
@@ -103,15 +105,15 @@ def test_a_client_with_hardly_an_image_trains_on_all_of_them(tmp_path):
     settings = {"dataset": f"npz:{path}", "partition": "site", "method": "measured", "min_size": 1}
     drawn, federation = draws(make_experiment(settings), tmp_path)
     for client in federation.clients:
-        lessons = drawn.lessons(client.name, 1)
-        assert (len(lessons) < len(client.train)) == (client.name == "many")
+        trained = drawn.training_images(client.name, 1)
+        assert (len(trained) < len(client.train)) == (client.name == "many")
         assert len(drawn.candidates(client.name, 1, limit=64))
 
 
 def test_candidates_are_measured_on_images_that_were_set_aside(small, tmp_path):
     drawn, federation = draws(small(**OPPOSED, validation=0.2), tmp_path)
     for client in federation.clients:
-        assert drawn.lessons(client.name, 1).tolist() == client.train.tolist()
+        assert drawn.training_images(client.name, 1).tolist() == client.train.tolist()
         assert drawn.candidates(client.name, 1, limit=10_000).tolist() == client.validation.tolist()
         assert set(drawn.candidates(client.name, 1, limit=10)) < set(client.validation)
 

@@ -16,7 +16,7 @@ from fedld.engine import worker
 from fedld.engine.backends.flower.disclosure import SiteDraws
 from fedld.engine.backends.flower.limits import Limits
 from fedld.engine.loop import quiet, run
-from fedld.records.vouched import read_vouched
+from fedld.records.checksummed import read_checksummed
 
 METHODS = {
     "fedavg": {"decompose": 1},
@@ -118,7 +118,8 @@ def test_only_what_is_trained_is_on_the_wire(finished):
 def test_states_are_at_the_sites_and_nowhere_else(finished):
     for site in finished.sites:
         kept = [
-            load(read_vouched(path)) for path in (finished.folder / "state" / site).glob("*/states/*.state")
+            load(read_checksummed(path))
+            for path in (finished.folder / "state" / site).glob("*/states/*.state")
         ]
         assert any("private" in state for state in kept)
         assert any("private" not in state for state in kept)

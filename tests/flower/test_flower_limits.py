@@ -240,7 +240,7 @@ def test_who_sits_a_round_out_is_drawn_by_the_site(ask, digits, tmp_path):
         setup, _ = prepare(make_experiment(settings), tmp_path)
         drawn = SiteDraws(setup, own, Limits(**limits))
         everything = setup.federation.client("alpha").train
-        return sorted(set(everything) - set(drawn.lessons("alpha", 1)))
+        return sorted(set(everything) - set(drawn.training_images("alpha", 1)))
 
     assert out(seed=1, own=7) == out(seed=2, own=7) != out(seed=1, own=8)
     assert len(out(seed=1, own=7)) == pytest.approx(32, abs=5)

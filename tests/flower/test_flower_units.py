@@ -43,10 +43,10 @@ from fedld.engine.saved import load_model
 from fedld.errors import FedLDError
 from fedld.methods import METHODS
 from fedld.models import build
+from fedld.records.checksummed import read_checksummed
 from fedld.records.ledger import Ledger
 from fedld.records.schema import CLIENTS, CROSS_LOSS, ROUNDS
 from fedld.records.table import read_predictions
-from fedld.records.vouched import read_vouched
 from fedld.records.writer import read_lines
 from fedld.study.card import make_card
 
@@ -465,7 +465,7 @@ def test_what_is_private_is_not_sent(grid, digits, tmp_path):
     grid.spoil["alpha"] = lambda message, reply: seen.append(reply.content) or reply
     go(grid, digits, tmp_path, method="fedbn", model="resnet8")
     (state,) = (tmp_path / "state" / "alpha").glob("*/states/*")
-    private = load_tensors(read_vouched(state))["private"]
+    private = load_tensors(read_checksummed(state))["private"]
     sent = torch.cat([tree(seen[0], name)[key] for name in ("update",) for key in tree(seen[0], name)])
     assert np.isin(private.numpy(), sent.numpy()).mean() < 0.1  # a few of many numbers are alike by chance
 

@@ -86,7 +86,7 @@ def own_partition(own: Callable[..., Sequence[Any]], labels: Indices, **options:
         raise FedLDError(f"partition '{name}' does not give one array of places per client")
     places = np.concatenate([np.empty(0, np.int64), *parts])
     if not len(places):
-        raise FedLDError(f"partition '{name}' gives nobody an image")
+        raise FedLDError(f"partition '{name}' gives no client an image")
     if any(not len(part) for part in parts):
         raise FedLDError(f"partition '{name}' leaves client {[len(p) for p in parts].index(0) + 1} empty")
     if len(np.unique(places)) < len(places) or places.min() < 0 or places.max() >= len(labels):

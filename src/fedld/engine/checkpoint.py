@@ -1,4 +1,4 @@
-"""Checkpoints: written aside, synced and renamed, vouched for by a checksum, the last two kept."""
+"""Checkpoints: written aside, synced and renamed, with a checksum, the last two kept."""
 
 import json
 import re
@@ -12,8 +12,8 @@ from safetensors.torch import load, save
 
 from fedld.layout import Tree
 from fedld.methods import Server
+from fedld.records.checksummed import read_checksummed, write_checksummed
 from fedld.records.schema import CrossMatrix, RoundLine
-from fedld.records.vouched import read_vouched, write_vouched
 from fedld.records.writer import Extent, dump, write_atomically
 
 KEPT = 2
@@ -57,7 +57,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "records": checkpoint.records,
         "seconds": checkpoint.seconds,
     }
-    write_vouched(_facts(folder, checkpoint.round), dump(facts).encode() + b"\n")
+    write_checksummed(_facts(folder, checkpoint.round), dump(facts).encode() + b"\n")
 
 
 def keep_newest(folder: Path, count: int) -> None:
@@ -115,7 +115,7 @@ def kept_states(folder: Path) -> set[tuple[str, int]]:
     found = set()
     for round_ in _rounds(folder):
         try:
-            states = json.loads(read_vouched(_facts(folder, round_)))["state_rounds"]
+            states = json.loads(read_checksummed(_facts(folder, round_)))["state_rounds"]
         except (OSError, ValueError, KeyError):
             continue  # damaged: nobody will go on from it
         found |= {(client, r) for client, r in states.items() if r}
@@ -123,7 +123,7 @@ def kept_states(folder: Path) -> set[tuple[str, int]]:
 
 
 def _read(folder: Path, round_: int) -> Checkpoint:
-    facts = json.loads(read_vouched(_facts(folder, round_)))
+    facts = json.loads(read_checksummed(_facts(folder, round_)))
     content = _tensors(folder, round_).read_bytes()
     if sha256(content).hexdigest() != facts["sha256"]:
         raise ValueError("wrong checksum")

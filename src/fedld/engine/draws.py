@@ -23,41 +23,41 @@ class Draws:
         generator = numpy_generator(self.seed, *purpose, client)
         return np.sort(generator.choice(positions, limit, replace=False))
 
-    def lessons(self, client: str, round_: int) -> Positions:
-        """The images that a client trains on in a round: all but those that sit it out."""
-        return self._train(client)[~self._sits_out(client, round_)]
+    def training_images(self, client: str, round_: int) -> Positions:
+        """Give the images that a client trains on in a round: all but the held-out ones."""
+        return self._train(client)[~self._held_out(client, round_)]
 
     def candidates(self, client: str, round_: int, limit: int) -> Positions:
         """The images on which a client measures the candidate steps of a round.
 
-        Those that it has set aside for good, where a run sets some aside. Else those that sit this round out
+        Those that it has set aside for good, where a run sets some aside. Else those held out in this round
         and as many that do not; at a client with too few for that, some of its training images.
         """
         kept = self.setup.federation.client(client).validation
         if len(kept):
             return self.part(client, kept, limit, "candidates", round_)
-        train, out = self._train(client), self._sits_out(client, round_)
+        train, out = self._train(client), self._held_out(client, round_)
         if not out.any():
             return self.part(client, train, limit, "candidates", round_)
         generator = numpy_generator(self.seed, "candidates", round_, client, int(out.sum()))
         seen = generator.choice(train[~out], int(out.sum()), replace=False)
         return np.sort(np.concatenate([train[out], seen]))
 
-    def _sits_out(self, client: str, round_: int) -> Mask:
+    def _held_out(self, client: str, round_: int) -> Mask:
         """Mask of a client's training images: every class in proportion, and whole patients."""
         train = self._train(client)
-        nobody = np.zeros(len(train), bool)
+        none = np.zeros(len(train), bool)
         share = self.setup.method.rule.held_out(max(len(train), 1))
         if not share or not len(train) or len(self.setup.federation.client(client).validation):
-            return nobody
+            return none
         # Another share is another draw: of two parts at a site the larger must not contain the smaller.
         generator = numpy_generator(self.seed, "sits out", round_, client, repr(share))
         patients = None if self._patients is None else self._patients[train]
         out = held_out(self.setup.federation.strata[train], share, generator, patients)
-        return out if self.enough(int(out.sum()), int((~out).sum())) else nobody
+        return out if self.enough(int(out.sum()), int((~out).sum())) else none
 
     def enough(self, out: int, left: int) -> bool:
-        """Whether so many images may sit out where so many are left; BatchNorm has no variance for one."""
+        """Say whether images may be held out where so many are left; BatchNorm needs at least two."""
         return left >= max(out, 2)
 
     def _train(self, client: str) -> Positions:

@@ -49,7 +49,7 @@ def _notes(progress: Progress) -> Callable[[str], None]:
 
 
 def quiet(_: Event) -> None:
-    """Progress that nobody watches."""
+    """Show no progress."""
 
 
 def run(

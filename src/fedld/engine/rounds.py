@@ -10,7 +10,7 @@
     record      one line for the round and one for each client
 
 Evaluating the model of round t and training for round t+1 start from the same weights, so their jobs go to
-the workers together: nobody waits for an evaluation. A round's record is therefore `pending` for a while.
+the workers together: no worker waits for an evaluation. A round's record is therefore `pending` for a while.
 """
 
 import time

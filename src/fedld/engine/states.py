@@ -1,4 +1,4 @@
-"""Clients' states on disk: one file per client and round, vouched for by a checksum.
+"""Clients' states on disk: one file per client and round, with a checksum.
 
 A checkpoint of round t names for every client the round of its newest state, so a crash between the two
 loses nothing: newer files are simply not referred to.
@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 
 from fedld.errors import FedLDError
 from fedld.layout import Tree
-from fedld.records.vouched import read_vouched, write_vouched
+from fedld.records.checksummed import read_checksummed, write_checksummed
 
 
 class StateStore:
@@ -32,7 +32,7 @@ class StateStore:
         if not round_:
             return {}
         try:
-            return dict(load(read_vouched(self._path(client, round_))))
+            return dict(load(read_checksummed(self._path(client, round_))))
         except (OSError, ValueError) as error:
             # A site tells the server this sentence: no path may be in it.
             raise FedLDError(
@@ -44,7 +44,7 @@ class StateStore:
         for client, round_ in state_rounds.items():
             if round_:
                 try:
-                    read_vouched(self._path(client, round_))
+                    read_checksummed(self._path(client, round_))
                 except (OSError, ValueError) as error:
                     raise ValueError(f"{self._path(client, round_).name}: {_reason(error)}") from None
 
@@ -52,7 +52,7 @@ class StateStore:
         """Write atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         content = save({key: value.detach().contiguous().cpu() for key, value in state.items()})
-        write_vouched(self._path(client, round_), content)
+        write_checksummed(self._path(client, round_), content)
 
     def prune(self, keep: set[tuple[str, int]]) -> None:
         """Delete every state that no kept checkpoint refers to."""

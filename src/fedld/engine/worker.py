@@ -105,7 +105,7 @@ class Worker:
         state, message = self._load(job.incoming)
         self.kept = _on_cpu({key: state.pop(key) for key in [*state] if key.startswith(STATE)})
         setup, name = self.setup, job.incoming.client
-        samples, lessons = self._samples(name), self.draws.lessons(name, job.round)
+        samples, training_samples = self._samples(name), self.draws.training_images(name, job.round)
         return LocalClient(
             name,
             job.round,
@@ -115,7 +115,7 @@ class Worker:
             setup.experiment.seed,
             message,
             state,
-            None if len(lessons) == len(samples) else self._at(lessons),
+            None if len(training_samples) == len(samples) else self._at(training_samples),
         )
 
     @run.register

@@ -77,8 +77,9 @@ class Reply:
 class LocalClient:
     """One client in one round: its model (already the incoming one), samples, state, the server's message.
 
-    `lessons` are the samples that it trains on, where others sit the round out. `most_steps` bounds all
-    training of the round. Of a class with fewer than `smallest_class` samples nothing is sent by itself.
+    training_samples: samples used in this round; the others are held out for measuring
+    most_steps: bound on all training of the round
+    smallest_class: of a class with fewer samples nothing is sent by itself
     """
 
     name: str
@@ -89,7 +90,7 @@ class LocalClient:
     seed: int
     message: Tree = field(default_factory=dict)
     state: Tree = field(default_factory=dict)
-    lessons: Samples | None = None
+    training_samples: Samples | None = None
     steps: int = 0
     rate_sum: float = 0.0
     loss_sum: float = 0.0
@@ -211,7 +212,7 @@ class LocalClient:
             return
         planned = self.training.steps if epochs is None else None
         if planned is None:
-            samples = len(self.lessons or self.samples)
+            samples = len(self.training_samples or self.samples)
             planned = (epochs or self.training.epochs) * -(-samples // self.training.batch_size)
         if self.steps + planned > self.most_steps:
             raise FedLDError(
@@ -280,7 +281,7 @@ class LocalClient:
     def _epochs(self, epochs: Iterable[int]) -> Iterator[Batch]:
         for _ in epochs:
             order = torch_generator(self.seed, "order", self.round, self.name, self.steps)
-            yield from (self.lessons or self.samples).shuffled(self.training.batch_size, order)
+            yield from (self.training_samples or self.samples).shuffled(self.training.batch_size, order)
 
     def reply(
         self, *, message: Tree | None = None, state: Tree | None = None, statistics: bool = True

@@ -93,7 +93,7 @@ class Messages:
         return shares(self.sizes, self.client_weights)
 
     def weighted(self, weights: Tensor) -> Self:
-        """The same messages with other weights of the clients; rules want them positive, so 0 is a trifle."""
+        """Replace the clients' weights; zeros become 1e-12 of the largest, as rules need positive weights."""
         floor = 1e-12 * weights.max().item()
         return replace(self, sizes=tuple(weights.clamp(min=floor).tolist()), client_weights="size")
 

@@ -95,6 +95,6 @@ class FedMA(NeuronMatching):
 
 
 def class_shares(replies: Replies) -> Tensor:
-    """(m, C): what share of a class's samples a client has; of a class that nobody has, its weight p."""
+    """(m, C): what share of a class's samples a client has; of a class without samples, its weight p."""
     counts = replies.stack("counts").double()
     return torch.where(counts.sum(0) > 0, counts / counts.sum(0).clamp(min=1), replies.p[:, None])

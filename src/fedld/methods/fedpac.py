@@ -97,7 +97,7 @@ class FedPAC(Method):
         return replace(server, extra={"heads": heads, **self._prototypes(server, replies)})
 
     def _prototypes(self, server: Server, replies: Replies) -> Tree:
-        """Mean prototypes by class counts; a class nobody had this round keeps its old one."""
+        """Mean prototypes by class counts; a class without samples in this round keeps its old one."""
         counts = torch.stack([message["counts"] for message in replies.messages])
         means = torch.stack([message["prototypes"] for message in replies.messages])
         total = counts.sum(0)

@@ -1,4 +1,4 @@
-"""The lines of a run directory as types: what nobody writes, nobody can read.
+"""The lines of a run directory as types.
 
 Numbers that are not finite are written as null, so what may diverge is `float | None`. Fields that a line may
 lack are those of parts that not every run has (no test set, no decomposition, a client that was left out).

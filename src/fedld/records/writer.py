@@ -82,7 +82,7 @@ def _special(path: Path) -> bool:
 
 
 def each_line(folder: Path, file: RecordFile[L]) -> Iterator[L]:
-    """The lines of a record file that nobody is writing, one after the other; a missing file has none."""
+    """Read the lines of a record file that is not being written; a missing file has none."""
     from fedld.records.format1 import upgrade  # needs numpy, which a command that only writes starts without
 
     path = folder / file.name
@@ -93,7 +93,7 @@ def each_line(folder: Path, file: RecordFile[L]) -> Iterator[L]:
 
 
 def read_lines(folder: Path, file: RecordFile[L]) -> list[L]:
-    """All lines of a record file that nobody is writing."""
+    """Read all lines of a record file that is not being written."""
     return list(each_line(folder, file))
 
 

@@ -16,7 +16,7 @@ from fedld.records.writer import dump, write_atomically
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found about one federation, and what could not be asked because nobody measured it."""
+    """Findings about one federation, and the checks that lack measurements."""
 
     title: str
     findings: list[Finding]
