@@ -54,15 +54,18 @@ def ask(monkeypatch, tmp_path, digits, rare):
     monkeypatch.setenv("FEDLD_CACHE", str(digits / "cache"))
     config = {"site": "alpha", "data": str(rare), "state": str(tmp_path)}
 
-    def ask(settings="", jobs=(LOSS,), question=None, run=None, trees=None, **limits):
+    def ask(settings="", jobs=(LOSS,), question=None, run=None, trees=None, basis=0.0, **limits):
         context = Context(0, 1, config | limits, RecordDict(), {})
         if question is not None:
             return site_module.app(Message(pack(question), 1, "query"), context).content
+        if run is None and any(job["kind"] == "candidates" for job in jobs):
+            run = uuid4().hex
+            ask(settings, [TRAIN], run=run, **limits)  # candidate steps are steps after a training
         order = {"version": __version__, "run": run or uuid4().hex, "kept": [], "jobs": list(jobs)}
         order |= {"settings": settings, "classes": CLASSES, "mean": [0.5], "std": [0.3]}
         sent = {"weights": {"weights": weights()}, **(trees or {})}
         if any(job["kind"] == "candidates" for job in jobs):
-            sent["candidates"] = {"directions": torch.zeros(2, layout().shared)}
+            sent["candidates"] = {"directions": torch.full((2, layout().shared), basis)}
         content = pack(Answer(), **sent)
         content.config_records["part"]["json"] = json.dumps(order)
         answer = site_module.app(Message(content, 1, "train"), context).content
@@ -90,7 +93,7 @@ def test_no_measurement_of_few_images_leaves(ask):
     assert 110 <= ask("decompose_samples = 110").results[0]["count"] < 150
     assert ask(MEASURED, [CANDIDATES]).results[0]["count"] >= 100
     assert ask(jobs=[{"kind": "personal", **HERE}], **{"min-images": 200}).results[0]["own"] is None
-    assert ask(jobs=[TEST]).results[0]["models"]["global"]["pictures"] == 86
+    assert ask(jobs=[TEST], **{"min-images": 30}).results[0]["models"]["global"]["pictures"] == 86
     assert ask(jobs=[TEST], **{"min-images": 87}).results[0]["models"] == {}
     aside = [LOSS | {"validation": True}]
     assert ask("validation = 0.5", aside).results[0]["count"] >= 100
@@ -117,9 +120,6 @@ def test_the_only_image_of_a_class_is_in_no_measurement(ask):
     assert ask(MEASURED, [CANDIDATES], **{"min-images": 60}).results[0]["count"] >= 164  # all 104, and 60
     trained = ask(jobs=[TRAIN], settings="batch_size = 20").results[0]
     assert trained["before"]["count"] == trained["after"]["count"] == 239
-    test = ask(jobs=[TEST]).results[0]["models"]["global"]
-    assert test["accuracy"]["value"] is not None
-    assert test["auroc"]["value"] is test["sensitivity"]["value"] is None
 
 
 def test_the_number_of_a_small_class_is_not_told(ask):
@@ -179,13 +179,40 @@ def test_what_is_measured_is_tied_to_the_run(ask):
     assert "only where a run decomposes" in ask(jobs=[OTHER], trees=other_model(1)).error
     assert "only under the rule 'measured'" in ask(jobs=[CANDIDATES]).error
     assert "no validation images" in ask(jobs=[LOSS | {"validation": True}]).error
-    for changes in ({"samples": 65}, {"coefficients": [[1.0, 0.0]] * 4}):
+    repeated, crafted = [[1.0, 0.0]] * 2, [[1.0, 0.0], [0.5, 0.5]]
+    for changes in ({"samples": 65}, {"coefficients": repeated}, {"coefficients": crafted}):
         assert "the run's 3 candidate steps on 64 images" in ask(MEASURED, [CANDIDATES | changes]).error
     run = uuid4().hex
     assert ask("decompose = 1", run=run).error is None
     for settings in ("decompose = 1\nseed = 1", "decompose = 2", "decompose = 1\ndecompose_samples = 60"):
         assert "not those that it began with" in ask(settings, run=run).error
     assert ask("decompose = 1\nrounds = 20", run=run).error is None  # an extended run
+
+
+def test_candidate_steps_are_those_after_a_training(ask):
+    """From the announced model, along the run's own steps, and in as many sets as a round may have."""
+    run, moved = uuid4().hex, {"weights": {"weights": weights() + 1}}
+    assert "from which it has trained" in ask(MEASURED, [CANDIDATES], run=run).error
+    assert ask(MEASURED, [TRAIN], run=run).error is None
+    assert ask(MEASURED, [CANDIDATES], run=run).error is None
+    assert "from which it has trained" in ask(MEASURED, [CANDIDATES], run=run, trees=moved).error
+    sets = [ask(MEASURED, [CANDIDATES], run=run, basis=k).error for k in (0.0, 1.0, 2.0)]
+    assert sets[:2] == [None, None]  # the first is the one above
+    assert "at most 2 sets" in sets[2]
+
+
+def test_a_site_test_is_of_classes_with_enough_images(ask, rare):
+    """Accuracy too: of the test images of a class with few of them nothing leaves."""
+    with np.load(rare) as found:
+        labels = found["labels"][found["split"] == "test"]
+    counts = np.bincount(labels)
+    least = int(counts[:2].max())
+    assert counts[:2].min() < least
+    some = ask(jobs=[TEST], **{"min-images": least}).results[0]["models"]["global"]
+    assert some["pictures"] == least
+    assert some["accuracy"]["value"] is not None
+    assert some["auroc"]["value"] is some["sensitivity"]["value"] is None
+    assert ask(jobs=[TEST], **{"min-images": least + 1}).results[0]["models"] == {}
 
 
 def test_measurements_have_a_budget(ask, tmp_path):

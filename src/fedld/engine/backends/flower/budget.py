@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from fedld.aggregation import Measured
@@ -35,6 +36,8 @@ SPARE = 16
 """Further global models of a run: those before the first round, and of rounds that a resumed run repeats."""
 JOBS_PER_ROUND = 16
 """Different jobs with one global model, other sites' models not counted: a round has at most seven."""
+BASES = 2
+"""Sets of candidate steps at one global model and training: a resumed run may repeat a round."""
 SITE_TESTS = 3
 """Models that are tested on the site's test images in one run: the final one, again after an extension."""
 
@@ -90,8 +93,11 @@ class RunBudget:
         rule = self.method.rule
         if not isinstance(rule, Measured):
             raise FedLDError("it measures candidate steps only under the rule 'measured'")
-        count, directions = len(rule.pairs()), len(tree.get("directions", ()))
-        if job.samples != rule.samples or len(job.coefficients) > count or directions > len(rule.bases()):
+        basis = tree.get("directions", torch.zeros(0))
+        announced = rule.propose(basis).coefficients if len(basis) == len(rule.bases()) else ()
+        count, asked = len(rule.pairs()), set(job.coefficients)
+        known = len(asked) == len(job.coefficients) and asked <= set(announced)
+        if job.samples != rule.samples or not known:
             raise FedLDError(
                 f"it measures the run's {count} candidate steps on {rule.samples} images, nothing else"
             )
@@ -136,8 +142,14 @@ class RunBudget:
             if name not in known:
                 known.append(name)
                 asked.measurements += _cost(job)
+        trained = sum(name.startswith("train:") for name in known)
+        bases = sum(name.startswith("candidates:") for name in known)
+        if bases > BASES * trained:
+            raise FedLDError(
+                f"it measures candidate steps from a model from which it has trained, at most {BASES} sets"
+            )
         # A method without a global model announces the same one in every round, and trains in each.
-        turns = max(1, sum(name.startswith("train:") for name in known))
+        turns = max(1, trained)
         others = sum(name.startswith("model:") for name in known)
         if others > limits.max_models * turns:
             raise FedLDError(f"it measures at most {limits.max_models} models of other sites in a round")

@@ -107,10 +107,18 @@ class SiteWorker(Worker):
         sums = task.sums(logits, labels)
         return Tally(len(labels), losses.sum().item(), losses.square().sum().item(), sums)
 
+    def tested(self, rows: Positions) -> Positions:
+        """The test images whose class has enough of them."""
+        labels = np.array(self.setup.federation.labels[rows])
+        return rows[self.limits.large_classes(labels)] if self.setup.task.name == "classification" else rows
+
     def site_test(self, job: SiteTestJob) -> SiteTest:
         """The final models on the site's test images; few images of a class are told nothing of."""
         federation = self.setup.federation
-        labels = np.array(federation.labels[federation.client(job.incoming.client).test])
+        test = federation.client(job.incoming.client).test
+        labels = np.array(federation.labels[test])
+        if not len(self.tested(test)):
+            return SiteTest({})
         found = self.run(job)
         assert isinstance(found, SiteTest)
         whole = bool(self.limits.large_classes(labels).all())
