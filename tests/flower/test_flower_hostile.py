@@ -28,7 +28,9 @@ DECOMPOSED = "decompose = 1"
 def layout(settings):
     experiment = make_experiment(settings)
     method = make_method(experiment)
-    federation = type("F", (), {"input_shape": (1, 8, 8), "classes": CLASSES, "outputs": len(CLASSES)})
+    federation = type(
+        "F", (), {"input_shape": (1, 8, 8), "classes": CLASSES, "outputs": len(CLASSES), "output_shape": (3,)}
+    )
     return make_layout(experiment, method, divided(experiment, method, federation)[1])
 
 
@@ -120,7 +122,9 @@ TRUNKS = 24
 def trunk(seed):
     """A random network whose head is the crafted one, and its features as a function of pictures."""
     shape, experiment = layout({}), make_experiment({})
-    federation = type("F", (), {"input_shape": (1, 8, 8), "classes": CLASSES, "outputs": len(CLASSES)})
+    federation = type(
+        "F", (), {"input_shape": (1, 8, 8), "classes": CLASSES, "outputs": len(CLASSES), "output_shape": (3,)}
+    )
     model = divided(experiment, make_method(experiment), federation)[1]
     flat = FlatModel(model, shape)
     flat.load(0.3 * torch.randn(shape.size, generator=torch.Generator().manual_seed(seed)))

@@ -77,7 +77,9 @@ def ask(monkeypatch, tmp_path, digits, rare):
 def layout():
     experiment = make_experiment({})
     method = site_module.make_method(experiment)
-    federation = type("F", (), {"input_shape": (1, 8, 8), "classes": CLASSES, "outputs": len(CLASSES)})
+    federation = type(
+        "F", (), {"input_shape": (1, 8, 8), "classes": CLASSES, "outputs": len(CLASSES), "output_shape": (3,)}
+    )
     return make_layout(experiment, method, divided(experiment, method, federation)[1])
 
 

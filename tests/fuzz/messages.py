@@ -81,7 +81,9 @@ def _site() -> tuple[Path, dict[str, Any]]:
 def _size() -> Any:
     experiment = make_experiment({})
     method = make_method(experiment)
-    federation: Any = SimpleNamespace(input_shape=(1, 8, 8), classes=CLASSES, outputs=len(CLASSES))
+    federation: Any = SimpleNamespace(
+        input_shape=(1, 8, 8), classes=CLASSES, outputs=len(CLASSES), output_shape=(3,)
+    )
     return make_layout(experiment, method, divided(experiment, method, federation)[1])
 
 
