@@ -5,8 +5,8 @@ import torch
 from fedld.errors import FedLDError
 from fedld.layout import Layout
 from fedld.methods.base import Server
+from fedld.methods.baselines import FedAvg
 from fedld.methods.bbp import Matching
-from fedld.methods.fedavg import FedAvg
 from fedld.methods.fedma import FedMA
 from fedld.methods.gamf import GAMF, sinkhorn
 from fedld.methods.neurons import layers, rearranged

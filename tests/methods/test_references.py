@@ -30,33 +30,27 @@ from fedld.local.contextual import (
     RestrictedSoftmax,
 )
 from fedld.methods import METHODS
-from fedld.methods.balanced_softmax import BalancedSoftmax
+from fedld.methods.by_objective import BalancedSoftmax, FedDecorr, FedLC, FedNTD, FedRS
 from fedld.methods.ditto import Ditto
 from fedld.methods.fedacg import FedACG
-from fedld.methods.fedadam import FedAdam
-from fedld.methods.fedavgm import FedAvgM
 from fedld.methods.fedcm import FedCM
-from fedld.methods.feddecorr import FedDecorr
 from fedld.methods.feddisco import FedDisco
 from fedld.methods.feddyn import FedDyn
 from fedld.methods.fedexp import FedExP
 from fedld.methods.fedga import GeneralisationAdjustment
 from fedld.methods.fediir import FedIIR
-from fedld.methods.fedlc import FedLC
 from fedld.methods.fedma import FedMA
 from fedld.methods.fednova import FedNova
-from fedld.methods.fedntd import FedNTD
 from fedld.methods.fedpac import FedPAC
 from fedld.methods.fedprox import FedProx
 from fedld.methods.fedrod import FedRoD
-from fedld.methods.fedrs import FedRS
 from fedld.methods.fedsam import FedSAM
 from fedld.methods.fedspeed import FedSpeed
 from fedld.methods.fedsr import FedSR
-from fedld.methods.fedyogi import FedYogi
 from fedld.methods.moon import Moon
 from fedld.methods.pfedla import PFedLA
 from fedld.methods.scaffold import Scaffold
+from fedld.methods.server_optimisers import FedAdam, FedAvgM, FedYogi
 from fedld.models import Model, PlainCNN
 
 ADAPTIVE = {"eta": 0.1, "beta1": 0.8, "beta2": 0.9, "tau": 0.01}

@@ -5,13 +5,11 @@ import pytest
 import torch
 
 from fedld.methods import METHODS
-from fedld.methods.fedadam import FedAdam
-from fedld.methods.fedavgm import FedAvgM
 from fedld.methods.fedcm import FedCM
 from fedld.methods.fednova import FedNova
 from fedld.methods.fedprox import FedProx
-from fedld.methods.fedyogi import FedYogi
 from fedld.methods.scaffold import Scaffold
+from fedld.methods.server_optimisers import FedAdam, FedAvgM, FedYogi
 
 
 def trajectory(federation, rounds=4):

@@ -7,51 +7,39 @@ from dataclasses import replace
 
 from fedld.aggregation import Consensus, Measured, Principal
 from fedld.local.objectives import MarginLog
-from fedld.methods.balanced_softmax import BalancedSoftmax
 from fedld.methods.base import Card, Messages, MessageSum, Method, Replies, Server
+from fedld.methods.baselines import Central, FedAvg, Local
+from fedld.methods.batchnorm import FedBN, SiloBN
+from fedld.methods.by_objective import BalancedSoftmax, FedDecorr, FedLC, FedNTD, FedRS
+from fedld.methods.by_rule import FedConsensus, FedGH, PGrad, RobFedAvg
 from fedld.methods.ccvr import CCVR
-from fedld.methods.central import Central
-from fedld.methods.consensus import FedConsensus
 from fedld.methods.ditto import Ditto
 from fedld.methods.fedacg import FedACG
-from fedld.methods.fedadam import FedAdam
-from fedld.methods.fedavg import FedAvg
-from fedld.methods.fedavgm import FedAvgM
-from fedld.methods.fedbn import FedBN
 from fedld.methods.fedcm import FedCM
-from fedld.methods.feddecorr import FedDecorr
 from fedld.methods.feddisco import FedDisco
 from fedld.methods.feddyn import FedDyn
 from fedld.methods.fedexp import FedExP
 from fedld.methods.fedga import GeneralisationAdjustment
-from fedld.methods.fedgh import FedGH
 from fedld.methods.fediir import FedIIR
-from fedld.methods.fedlc import FedLC
 from fedld.methods.fedld import FedLD
 from fedld.methods.fedld_official import FedLDOfficial
 from fedld.methods.fedma import FedMA
 from fedld.methods.fednova import FedNova
-from fedld.methods.fedntd import FedNTD
 from fedld.methods.fedpac import FedPAC
 from fedld.methods.fedprox import FedProx
 from fedld.methods.fedrod import FedRoD
-from fedld.methods.fedrs import FedRS
 from fedld.methods.fedsam import FedSAM
 from fedld.methods.fedspeed import FedSpeed
 from fedld.methods.fedsr import FedSR
-from fedld.methods.fedyogi import FedYogi
 from fedld.methods.gamf import GAMF
 from fedld.methods.lda import LDA
-from fedld.methods.local import Local
 from fedld.methods.moon import Moon
 from fedld.methods.newton import Newton
 from fedld.methods.pfedla import PFedLA
-from fedld.methods.pgrad import PGrad
 from fedld.methods.regmean import RegMean
 from fedld.methods.ridge import Ridge
-from fedld.methods.robfedavg import RobFedAvg
 from fedld.methods.scaffold import Scaffold
-from fedld.methods.silobn import SiloBN
+from fedld.methods.server_optimisers import FedAdam, FedAvgM, FedYogi
 from fedld.registry import plugins
 
 METHODS: dict[str, Method] = {

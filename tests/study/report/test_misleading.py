@@ -6,8 +6,7 @@ import shlex
 import pytest
 from typer.testing import CliRunner
 
-from fedld.analysis.diagnosis.gather import diagnose_all
-from fedld.analysis.diagnosis.merge import merge_sentences
+from fedld.analysis.diagnosis.gather import diagnose_all, merge_sentences
 from fedld.analysis.intervals import Estimate
 from fedld.analysis.sites import SiteResult
 from fedld.cli import app

@@ -1,3 +1,5 @@
+"""Methods that keep parts of BatchNorm with the clients."""
+
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,3 +40,22 @@ class FedBN(Method):
         if "batchnorm" in replies.messages[0]:
             replies.layout.private_parameters(server.weights).copy_(replies.mean("batchnorm"))
         return server
+
+
+@dataclass(frozen=True)
+class SiloBN(FedBN):
+    """FedBN for the statistics alone: BatchNorm's means and variances stay with their client.
+
+    Its scales and shifts are averaged like everything else.
+    """
+
+    card: ClassVar[Card] = Card(
+        "SiloBN",
+        "Andreux et al. 2020",
+        personal="BatchNorm statistics",
+        communication="none, statistics only up",
+    )
+
+    def private(self, model: nn.Module) -> frozenset[str]:
+        """Statistics of every BatchNorm."""
+        return super().private(model) - {name for name, _ in model.named_parameters()}

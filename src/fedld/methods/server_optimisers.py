@@ -1,3 +1,5 @@
+"""Methods whose server takes an optimiser's step along the average update."""
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -7,6 +9,30 @@ from torch import Tensor
 
 from fedld.layout import Layout
 from fedld.methods.base import Card, Method, Replies, Server
+
+
+@dataclass(frozen=True)
+class FedAvgM(Method):
+    """FedAvg with momentum on the server: v <- beta v + aggregate, w <- w + eta v.
+
+    A lasting direction is followed at eta / (1 - beta) times the clients' pace, three times by default; the
+    paper's eta = 1 makes it ten times and wants a smaller learning rate on the clients.
+    """
+
+    beta: float = 0.9
+    eta: float = 0.3
+
+    card: ClassVar[Card] = Card("FedAvgM", "Hsu et al. 2019")
+    sums_suffice: ClassVar[bool] = True
+
+    def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
+        """No velocity."""
+        return Server(weights, {"velocity": torch.zeros_like(layout.shared_parameters(weights))})
+
+    def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
+        """Step along the velocity."""
+        velocity = self.beta * server.extra["velocity"] + update
+        return super().step(replace(server, extra={"velocity": velocity}), replies, self.eta * velocity)
 
 
 @dataclass(frozen=True)
@@ -39,3 +65,14 @@ class FedAdam(Method):
         v = self.second_moment(server.extra["v"], update.square())
         scaled = self.eta * m / (v.sqrt() + self.tau)
         return super().step(replace(server, extra={"m": m, "v": v}), replies, scaled)
+
+
+@dataclass(frozen=True)
+class FedYogi(FedAdam):
+    """FedAdam whose second moment moves additively: v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)."""
+
+    card: ClassVar[Card] = Card("FedYogi", "Reddi et al. 2021")
+
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        """A step of fixed size towards the square, however far it is."""
+        return v - (1 - self.beta2) * square * (v - square).sign()
