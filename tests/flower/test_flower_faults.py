@@ -51,7 +51,8 @@ def test_below_quorum_the_run_stops_and_can_be_resumed(secure, digits, tmp_path)
     assert {line["round"] for line in secure.records("lone", "clients.jsonl")} == {1}
     secure.start_site("beta")
     secure.start_site("gamma")
-    assert secure.submit("resumed", "lone", "--resume").wait(300) == 0, secure.log("resumed")
+    resumed = secure.submit("resumed", "lone", "--wait-for-clients", "200", "--resume")
+    assert resumed.wait(300) == 0, secure.log("resumed")
     here = SETTINGS | {"rounds": 2, "dataset": f"npz:{digits}/all.npz", "workers": 0}
     run(make_experiment(here), tmp_path / "local")
     ours = load_file(tmp_path / "local" / "model.safetensors")

@@ -11,11 +11,15 @@ import sys
 from base64 import b64encode
 from pathlib import Path
 
+import httpx
 import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.supercore.date import now
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from fedld.deployment import admission
+from fedld.deployment import admission, registration_check
 from fedld.deployment.admission import Admission
+from fedld.deployment.keys import make_site_key
 from fedld.deployment.listener import Activity, Holding
 from fedld.deployment.superlink import Stored
 
@@ -75,6 +79,43 @@ def test_the_gate_reads_nothing_of_a_stranger():
     assert ask("/v1/fleet/pull-messages", transfer_encoding="chunked") == 413
     assert ask("/v1/fleet/register-node", content_length="5") == 404
     assert ask("/v1/runtime/acquire-task", content_length="5") == 404
+
+
+def test_a_site_that_asks_for_its_registration_leaves_flower_alone(tmp_path, monkeypatch):
+    """It sent Flower an empty heartbeat, which was an error in the log of a healthy server."""
+    make_site_key("alpha", tmp_path)
+    key = tmp_path / "alpha.key"
+    authority = tmp_path / "ca.crt"
+    monkeypatch.setattr(registration_check.ssl, "create_default_context", lambda cafile: None)
+    registered = load_ssh_private_key(key.read_bytes(), None).public_key()
+
+    async def never(*_):
+        raise AssertionError("it was passed on to Flower")
+
+    def ask(keys):
+        def post(url, *, headers, content, **_):
+            answer = {}
+
+            async def send(part):
+                answer.update(part)
+
+            lines = {**headers, "content-length": str(len(content))}
+            pairs = [(name.lower().encode(), value.encode()) for name, value in lines.items()]
+            scope = {
+                "type": "http",
+                "method": "POST",
+                "path": url.removeprefix("https://h:1"),
+                "headers": pairs,
+            }
+            asyncio.run(Admission(never, lambda: keys)(scope, never, send))
+            found = {name.decode(): value.decode() for name, value in answer["headers"]}
+            return httpx.Response(answer["status"], headers=found, content=answer["body"])
+
+        monkeypatch.setattr(registration_check.httpx, "post", post)
+        return registration_check.check_registration("h:1", authority, key)
+
+    assert ask({"alpha": public_key_to_bytes(registered)}) is None
+    assert ask({"alpha": b"other"}) == "this key is not registered at the server"
 
 
 def test_a_site_cannot_fill_the_servers_disk(monkeypatch, tmp_path):

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 MISSING = 3
 """Exit code: the run is done, but more clients missed rounds than were allowed to."""
+RESUME = "continue this run; --rounds and --wait-for-clients may be given anew"
+CHANGEABLE = ("rounds", "wait_for_clients")
+"""Settings that a resumed run may be given anew."""
 ENGINES = ["local", "flower", "flower-simulation"]
 
 
@@ -24,7 +27,7 @@ ENGINES = ["local", "flower", "flower-simulation"]
 def run(
     settings: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="new run directory; default: runs/<time>")] = None,
-    resume: Annotated[Path | None, typer.Option(help="continue this run; --rounds N for more")] = None,
+    resume: Annotated[Path | None, typer.Option(help=RESUME)] = None,
     engine: Annotated[str, typer.Option(help="local, flower or flower-simulation")] = "local",
     server: Annotated[Path, typer.Option(help="--runs of `fedld server start`, for Flower")] = Path("runs"),
     json: Annotated[bool, typer.Option("--json", help="print the summary as JSON")] = False,
@@ -35,20 +38,21 @@ def run(
     from fedld.engine import loop
     from fedld.study.progress import RunBars, console
 
+    changes = {name: settings.pop(name) for name in CHANGEABLE if resume is not None and name in settings}
     if resume is not None:
-        path, saved, rounds = resume, read_toml(resume / "config.toml"), settings.pop("rounds", None)
+        path, saved = resume, read_toml(resume / "config.toml")
         own = _own_again(settings, saved)
         if out:
             raise FedLDError("--resume continues a run where it is: give no --out")
-        experiment = make_experiment(saved | ({} if rounds is None else {"rounds": rounds}), own)
+        experiment = make_experiment(saved | changes, own)
     else:
         experiment = make_experiment(settings if engine == "local" else _flower(settings))
         path = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{experiment.method['name']}"
     with RunBars(experiment.rounds, experiment.method["name"]) as bars:
         if engine != "local":
-            summary = _submit(engine, server, path, experiment, bars, resume is not None)
+            summary = _submit(engine, server, path, experiment, bars, resume is not None, changes)
         elif resume is not None:
-            summary = loop.resume(path, progress=bars, warn=console.print, own=own, rounds=rounds)
+            summary = loop.resume(path, progress=bars, warn=console.print, own=own, **changes)
         else:
             summary = loop.run(experiment, path, progress=bars)
     if json:
@@ -96,7 +100,13 @@ def _flower(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _submit(
-    engine: str, server: Path, path: Path, experiment: Experiment, bars: "RunBars", resumed: bool
+    engine: str,
+    server: Path,
+    path: Path,
+    experiment: Experiment,
+    bars: "RunBars",
+    resumed: bool,
+    changes: dict[str, Any],
 ) -> Summary:
     """Hand the run to Flower and show what it reports."""
     if engine == "flower-simulation":
@@ -107,7 +117,7 @@ def _submit(
 
     if engine != "flower":
         raise FedLDError(f"unknown engine '{engine}': {nearest(engine, ENGINES)}")
-    return submit(server, path, None if resumed else experiment, bars)
+    return submit(server, path, None if resumed else experiment, bars, changes)
 
 
 def _print(summary: Summary, path: Path) -> None:

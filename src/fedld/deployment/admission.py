@@ -25,6 +25,8 @@ CALLS = frozenset(
         *("get-run", "get-fab", "push-object", "pull-object", "confirm-message-received"),
     }
 )
+CHECK = FLEET + "check-registration"
+"""A call of fedld's own: does the server know this key? Flower never sees it."""
 PUSHES = frozenset({FLEET + "push-messages", FLEET + "push-object"})
 SELF_REGISTRATION = frozenset({"register-node", "unregister-node"})
 LARGEST = 32 << 20
@@ -54,16 +56,19 @@ class Admission:
         self.calls = {FLEET + call for call in (CALLS if keys else CALLS | SELF_REGISTRATION)}
 
     async def __call__(self, scope: Any, receive: App, send: App) -> None:
-        """Let a call pass, or answer it with a refusal."""
+        """Let a call pass, or answer it here."""
         if scope["type"] != "http":
             return
         if refusal := self._refusal(scope):
             await _answer(send, *refusal)
             return
+        if scope["path"] == CHECK:
+            await _answer(send, 200, "this key is registered at the server")
+            return
         await self.app(scope, _bounded(receive), send)
 
     def _refusal(self, scope: Any) -> tuple[int, str] | None:
-        if scope["method"] != "POST" or scope["path"] not in self.calls:
+        if scope["method"] != "POST" or scope["path"] not in self.calls | {CHECK}:
             return 404, "there is nothing here"
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         length = headers.get("content-length", "")

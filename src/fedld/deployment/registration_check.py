@@ -13,6 +13,7 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
+from fedld.deployment.admission import CHECK
 from fedld.errors import FedLDError, printable
 
 
@@ -35,8 +36,9 @@ def check_registration(server: str, ca: Path, key: Path) -> str | None:
     except (OSError, ssl.SSLError):
         raise FedLDError(f"'{ca}' is not a certificate (PEM)") from None
     try:
-        url = f"https://{server}/v1/fleet/send-node-heartbeat"
-        answer = httpx.post(url, headers=headers, content=b"", verify=context, timeout=10)
+        answer = httpx.post(
+            f"https://{server}{CHECK}", headers=headers, content=b"", verify=context, timeout=10
+        )
     except httpx.ConnectError as error:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             raise FedLDError(f"the certificate of '{server}' was not signed by '{ca}': {error}") from None

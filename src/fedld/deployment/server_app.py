@@ -34,7 +34,14 @@ def main(grid: Grid, context: Context) -> None:
 def _run(grid: Grid, out: Path, config: UserConfig) -> Summary:
     engine = FlowerEngine(grid, out, runs=_runs(), registered=_registered())
     if config["resume"]:
-        return loop.resume(out, progress=report, engine=engine)
+        rounds, wait = int(config["rounds"]), float(config["wait_for_clients"])
+        return loop.resume(
+            out,
+            progress=report,
+            engine=engine,
+            rounds=rounds or None,
+            wait_for_clients=None if wait < 0 else wait,
+        )
     if (out / "config.toml").exists():
         raise FedLDError(f"'{out}' already holds a run: choose another --out, or continue it with --resume")
     experiment = make_experiment(tomllib.loads(str(config["experiment"])))

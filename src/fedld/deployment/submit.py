@@ -1,7 +1,7 @@
 """`fedld run --engine flower`: hand an experiment to a server and follow the run."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,14 +31,22 @@ def flower_defaults(settings: dict[str, Any]) -> dict[str, Any]:
     return {"on_client_failure": "skip", "min_clients": quorum, "max_update_ratio": 10.0, **settings}
 
 
-def submit(server: Path, out: Path, experiment: Experiment | None, progress: Progress) -> Summary:
+def submit(
+    server: Path,
+    out: Path,
+    experiment: Experiment | None,
+    progress: Progress,
+    changes: Mapping[str, float] | None = None,
+) -> Summary:
     """Run an experiment (None: resume the one in `out`) on a server; returns the summary.
 
-    `server` is the folder of the server's runs, in which `out` lies.
+    `server` is the folder of the server's runs, in which `out` lies. `changes` are settings that a resumed
+    run may be given anew: `rounds` and `wait_for_clients`.
     """
     config: dict[str, Any] = {"out": str(out.absolute()), "resume": experiment is None}
     if experiment is not None:
         config["experiment"] = experiment.to_toml()
+    config |= changes or {}
     control = Control(server)
     try:
         return _follow(control, control.start(config), server, out, progress)

@@ -85,11 +85,12 @@ def resume(
     own: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback | Function] = (),
     rounds: int | None = None,
+    wait_for_clients: float | None = None,
 ) -> Summary:
     """Continue a run after its newest whole checkpoint; a finished run is left as it is.
 
     `own` are the values for which the run's settings have names only. With more `rounds` than it has, a run
-    goes on as if it had been begun with them.
+    goes on as if it had been begun with them. `wait_for_clients` are the seconds to wait for sites this time.
     """
     if not (out / "config.toml").exists():
         raise FedLDError(f"'{out}' holds no run to resume")
@@ -98,6 +99,8 @@ def resume(
         experiment = extend(out, experiment, rounds)
     elif summary := finished(out, experiment, warn):
         return summary
+    if wait_for_clients is not None:
+        experiment = experiment.model_copy(update={"wait_for_clients": wait_for_clients})
     before, added, engine = read_run(out), callbacks_of(experiment, callbacks), as_engine(engine)
     setup, server = prepare(experiment, out / "states", engine, _notes(progress))
     directory = RunDirectory(out)
