@@ -24,6 +24,7 @@ from fedld.paths import user_path
 from fedld.results import Result, Study
 from fedld.study.auto import AutoResult
 from fedld.study.auto import auto as search
+from fedld.study.cluster import check_client
 from fedld.study.compare import check_own_tables, plan, run_study
 from fedld.study.grid import Cell, run_cell
 from fedld.study.progress import RunBars, console
@@ -113,12 +114,14 @@ def compare(
     out: str | Path | None = None,
     resume: bool = False,
     jobs: int | None = None,
+    executor: Any = None,
     progress: bool | None = None,
     **settings: Any,
 ) -> Study:
     """Several methods and seeds on the same partitions and initial weights.
 
     A mapping gives the methods the labels of the table. `jobs` runs at a time; default: one per core.
+    `executor`, a Dask client, runs them on its cluster; `out` is then a folder that all its machines see.
     The table tells rounds, megabytes and seconds until a method stays within `target` points of the
     baseline's final accuracy, or of a given one ("0.5@85"). The `engine` of every run is "local", "process",
     "workers" or an own `fedld.Engine`.
@@ -131,6 +134,9 @@ def compare(
     if engine == SIMULATION:
         raise FedLDError(f"engine '{SIMULATION}' runs one experiment at a time: use fedld.run")
     where = as_engine(engine)
+    client = check_client(executor) if executor is not None else None
+    if client is not None and engine != "local":
+        raise FedLDError("executor runs the study on a cluster, whose engine is 'local': give no engine")
     parts = {"model": model, "objective": objective, "rule": rule, "metrics": metrics, "folds": folds}
     asked = _settings(federation, parts, settings)
     study = plan(
@@ -145,7 +151,9 @@ def compare(
     check_own_tables(settings, [*(methods.values() if isinstance(methods, Mapping) else methods)])
     with _folder(out) as (path, owned):
         with _watched(study.rounds, f"{len(study.cells)} runs", progress) as watch:
-            comparison = run_study(study, path, resume=resume, jobs=jobs, progress=watch, engine=where)
+            comparison = run_study(
+                study, path, resume=resume, jobs=jobs, progress=watch, engine=where, client=client
+            )
         results = {
             _key(cell): Result(cell.path, cell.label, cell.experiment, owned) for cell in study.placed(path)
         }

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedld.cli import app, start
 from fedld.config.experiment import make_experiment
-from fedld.study.grid import Cell, Durations, _longest_first
+from fedld.study.grid import Cell, Durations, longest_first
 from fedld.study.report import write_report
 
 FEDLD = str(Path(sys.executable).with_name("fedld"))
@@ -144,7 +144,7 @@ def test_a_run_of_every_method_comes_first_then_the_longest():
         return {"seconds": durations[cell.path], "rounds": 4}
 
     with ThreadPoolExecutor(1) as pool:
-        found = _longest_first([cell for cell, _ in grid], 1, lambda cell: pool.submit(work, cell))
+        found = longest_first([cell for cell, _ in grid], lambda: 1, lambda cell: pool.submit(work, cell))
     assert [one["seconds"] for one in found] == [duration for _, duration in grid]
     rest = ["long-1", "long-2", "middle-1", "middle-2", "short-1", "short-2"]
     assert begun == ["short-0", "long-0", "middle-0", *rest]

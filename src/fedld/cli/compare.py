@@ -26,6 +26,11 @@ Primary = Annotated[
     typer.Option(help="measure that decides: accuracy, balanced_accuracy, auroc, worst_client or a --metric"),
 ]
 
+Scheduler = Annotated[
+    str | None,
+    typer.Option(help="run on a Dask cluster: tcp://HOST:PORT or tls://HOST:PORT; --out is a shared folder"),
+]
+
 SEEDS = "seeds themselves: 5 is seed 5 alone, five seeds are 0,1,2,3,4; default: 0,1,2, with --folds 0"
 TargetText = Annotated[
     str,
@@ -42,6 +47,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="study directory")] = Path("runs/compare"),
     resume: Annotated[bool, typer.Option("--resume", help="finish what is there already")] = False,
     jobs: Annotated[int | None, typer.Option(help="runs at the same time; default: cores")] = None,
+    scheduler: Scheduler = None,
     primary: Primary = None,
     target: TargetText = "0.5",
     json: Annotated[bool, typer.Option("--json", help="print the table as JSON")] = False,
@@ -50,6 +56,7 @@ def compare(
     from rich.console import Console
 
     from fedld.config.own import import_methods
+    from fedld.study.cluster import connect
     from fedld.study.compare import plan, reopen, run_study
     from fedld.study.progress import RunBars
 
@@ -63,11 +70,13 @@ def compare(
         usual = "0" if settings.get("folds") else "0,1,2"
         drawn = parse_seeds(usual if seeds is None else seeds)
         planned = plan(settings, names, drawn, command=command, primary=primary, target=target)
+    client = connect(scheduler) if scheduler else None
     with RunBars(planned.rounds, f"{len(planned.cells)} runs") as bars:
         try:
-            comparison = run_study(planned, out, resume=resume, jobs=jobs, progress=bars)
+            comparison = run_study(planned, out, resume=resume, jobs=jobs, progress=bars, client=client)
         except Interrupted:
-            again = f"continue with: fedld compare --resume {shlex.quote(str(out))}"
+            where = f" --scheduler {shlex.quote(scheduler)}" if scheduler else ""
+            again = f"continue with: fedld compare --resume {shlex.quote(str(out))}{where}"
             raise Interrupted(f"stopped; what is finished is kept; {again}") from None
     if json:
         typer.echo(dump(comparison.to_json()))

@@ -240,6 +240,22 @@ def stays_here(own: Own, asked: bool) -> str | None:
     return None
 
 
+def check_portable(own: Own) -> None:
+    """Check that values can be sent to other machines, where a script's own definitions go along.
+
+    Raises:
+        FedLDError: one of them cannot.
+    """
+    import cloudpickle  # comes with Dask
+
+    for kind, value in own.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:  # open files, locks, whatever the user's value holds
+            name = name_of(getattr(value, "function", value))
+            raise FedLDError(f"{kind} '{name}' cannot be sent to a cluster's workers ({error})") from None
+
+
 def _script_is_guarded() -> bool:
     """Whether the text of the calling script names `__main__`, so that an import of it starts no run."""
     try:

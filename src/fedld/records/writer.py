@@ -97,6 +97,10 @@ def read_lines(folder: Path, file: RecordFile[L]) -> list[L]:
     return list(each_line(folder, file))
 
 
+class Locked(FedLDError):  # noqa: N818 (reads as what is wrong)
+    """Another process is writing to a run's folder."""
+
+
 class RunDirectory:
     """One run's files, locked against a second writer for as long as it is open."""
 
@@ -110,7 +114,7 @@ class RunDirectory:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise FedLDError(f"another process is writing to '{path}'") from None
+            raise Locked(f"another process is writing to '{path}'") from None
         self._open: dict[str, IO[bytes]] = {}
         self._digests = {file.name: sha256() for file in FILES}
         self._last: dict[str, str] = {}  # digest of the last line of every open file

@@ -24,6 +24,7 @@ from fedld.records.schema import FORMAT, REFUSED, Event, StudyEntry, StudyIndex
 from fedld.records.table import no_html
 from fedld.records.writer import dump, write_atomically
 from fedld.registry import find, options_of
+from fedld.study.cluster import Cluster, end_session
 from fedld.study.comparison import Comparison, compare_runs
 from fedld.study.grid import Cell, run_grid
 from fedld.study.measures import check_primary
@@ -210,12 +211,18 @@ def run_study(
     jobs: int | None,
     progress: Callable[[Event], None],
     engine: Engine = THIS_MACHINE,
+    client: Any = None,
 ) -> Comparison:
-    """Run what is not finished, then write the table (json, md, tex, csv) and report.html."""
+    """Run what is not finished, then write the table (json, md, tex, csv) and report.html.
+
+    With a Dask `client` the runs are on its cluster, whose machines all see the folder `out`.
+    """
     cells = [replace(cell, engine=engine) for cell in open_study(study, out, resume=resume)]
+    end_session(out)
     # Plotting takes a second to import, which nobody has to wait for while the runs are at work.
     Thread(target=import_module, args=("fedld.study.report",), daemon=True).start()
-    failed = run_grid(cells, jobs=jobs, progress=progress)
+    cluster = Cluster(client, out) if client is not None else None
+    failed = run_grid(cells, jobs=jobs, progress=progress, cluster=cluster)
     note_failed(out, failed)
     from fedld.study.report import write_report
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedld.config.experiment import Experiment, make_experiment, read_toml
 from fedld.config.own import stays_here
@@ -32,6 +32,9 @@ from fedld.engine.backends.processes import (
 )
 from fedld.errors import FedLDError, Interrupted
 from fedld.records.schema import Event, Summary
+
+if TYPE_CHECKING:
+    from fedld.study.cluster import Cluster
 
 
 class OtherSettings(FedLDError):  # noqa: N818 (reads as what is wrong)
@@ -75,25 +78,37 @@ def _same_settings(cell: Cell) -> bool:
 
 
 def run_grid(
-    cells: Sequence[Cell], *, jobs: int | None, progress: Callable[[Event], None]
+    cells: Sequence[Cell],
+    *,
+    jobs: int | None,
+    progress: Callable[[Event], None],
+    cluster: "Cluster | None" = None,
 ) -> dict[Path, str]:
     """Run all cells that are not finished; gives the folders of those that failed, and why.
 
     A run that fails (it diverges, say) does not take the others with it; if all do, that is an error. Cells
     with values that cannot go to other processes are run here, one after the other.
     """
-    outcomes = _run_all(cells, jobs, progress)
+    if cluster is None:
+        outcomes = _run_all(cells, jobs, progress)
+    else:
+        from fedld.study.cluster import run_on_cluster
+
+        outcomes = run_on_cluster(cells, cluster, jobs, progress)
     failed = {cell.path: why for cell, why in zip(cells, outcomes, strict=True) if isinstance(why, str)}
     if failed and len(failed) == len(cells):
         raise FedLDError(next(iter(failed.values())))
     return failed
 
 
-def attempt(cell: Cell, progress: Callable[[Event], None]) -> Outcome:
-    """Run a cell; what it fails of is told and given."""
+def attempt(
+    cell: Cell, progress: Callable[[Event], None], through: tuple[type[FedLDError], ...] = ()
+) -> Outcome:
+    """Run a cell; what it fails of is told and given, but for errors `through` which the caller answers."""
+    raised: tuple[type[FedLDError], ...] = (OtherSettings, Interrupted, *through)
     try:
         return run_cell(cell, _teller(cell, progress))
-    except (OtherSettings, Interrupted):
+    except raised:
         raise
     except FedLDError as error:
         progress({"event": "failed", "run": cell.path.name, "why": str(error)})
@@ -117,7 +132,7 @@ def _run_all(cells: Sequence[Cell], jobs: int | None, progress: Callable[[Event]
     listener.start()
     with one_thread(), ProcessPoolExecutor(jobs, context, _begin, (events,)) as pool:
         try:
-            outcomes = _longest_first(cells, jobs, partial(_submit, pool))
+            outcomes = longest_first(cells, lambda: jobs, partial(_submit, pool))
         except BrokenProcessPool:
             raise FedLDError("a run's process died; continue with the same command and --resume") from None
         except BaseException as error:
@@ -139,21 +154,41 @@ def _submit(pool: ProcessPoolExecutor, cell: Cell) -> Future[Outcome]:
         return pool.submit(_work, cell)
 
 
-def _longest_first(
-    cells: Sequence[Cell], jobs: int, submit: Callable[[Cell], Future[Outcome]]
+def _result(cell: Cell, future: Future[Outcome]) -> Outcome:
+    return future.result()
+
+
+def longest_first(
+    cells: Sequence[Cell],
+    slots: Callable[[], int],
+    submit: Callable[[Cell], Future[Outcome]],
+    *,
+    outcome: Callable[[Cell, Future[Outcome]], Outcome] = _result,
+    look: float | None = None,
 ) -> list[Outcome]:
-    """Keep `jobs` cells running, so that the last ones to end are short ones."""
+    """Keep as many cells running as there are slots, so that the last ones to end are short ones.
+
+    Args:
+        cells: the runs.
+        slots: tells how many may run now.
+        submit: starts one.
+        outcome: gets the outcome of one that is done.
+        look: seconds after which slots are counted again although no run ended; None: never.
+
+    Returns:
+        What became of every cell, in order.
+    """
     outcomes: dict[int, Outcome] = {}
     running: dict[Future[Outcome], int] = {}
     durations = Durations()
     while len(outcomes) < len(cells):
-        for _ in range(min(jobs, len(cells) - len(outcomes)) - len(running)):
+        for _ in range(min(slots(), len(cells) - len(outcomes)) - len(running)):
             waiting = set(range(len(cells))) - outcomes.keys() - set(running.values())
             chosen = durations.next_of({i: cells[i] for i in sorted(waiting)})
             running[submit(cells[chosen])] = chosen
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
+        for future in wait(running, timeout=look, return_when=FIRST_COMPLETED).done:
             index = running.pop(future)
-            outcomes[index] = found = future.result()
+            outcomes[index] = found = outcome(cells[index], future)
             if not isinstance(found, str):
                 durations.learn(cells[index], found)
     return [outcomes[i] for i in range(len(cells))]
