@@ -148,7 +148,7 @@ def changed(file, tmp_path, **facts):
         ({"input_shape": [3, 8, 10**9]}, "cannot be understood"),
         ({"head": "mlp:x"}, "a head is"),
         ({"more": 1}, "cannot be understood"),
-        ({"pictures": False}, "not trained on pictures"),
+        ({"pictures": False}, "not trained on pictures or a table"),
     ],
     ids=str,
 )

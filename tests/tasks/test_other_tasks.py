@@ -1,13 +1,17 @@
 """Tables, regression and survival: the data they take, their losses and measures, and whole runs."""
 
+import csv
 import json
 
 import numpy as np
+import polars
 import pytest
 import torch
 from scipy import optimize
+from typer.testing import CliRunner
 
 import fedld
+from fedld.cli import app
 from fedld.data.sheet import make_features, read_columns
 from fedld.errors import FedLDError
 from fedld.study.card import make_card
@@ -261,3 +265,79 @@ def test_the_example_runs():
     spec.loader.exec_module(module)
     results = module.main(rounds=2)
     assert [next(iter(one.rounds[-1]["test"])) for one in results.values()] == ["count"] * 4
+
+
+COLUMN = {"classification": "p_1", "regression": "predicted", "survival": "predicted"}
+
+
+def predicted(*arguments):
+    result = CliRunner().invoke(app, ["predict", *map(str, arguments)])
+    if result.exception:
+        raise result.exception
+    return list(csv.DictReader(result.stdout.splitlines()))
+
+
+@pytest.mark.parametrize("task", DROP)
+def test_predictions_of_a_table_are_those_of_the_run(table, task, tmp_path):
+    run(table, task, tmp_path / "run", rounds=2)
+    rows = predicted(tmp_path / "run", table.removeprefix("csv:"))
+    assert len(rows) == 120
+    told = {row["name"]: float(row[COLUMN[task]]) for row in rows}
+    with (tmp_path / "run/predictions.csv").open() as stream:
+        measured = {row["patient"]: float(row[COLUMN[task]]) for row in csv.DictReader(stream)}
+    assert len(measured) == 24
+    for name, value in measured.items():
+        assert told[name] == pytest.approx(value, rel=1e-5, abs=1e-6)
+
+
+def test_seeds_of_a_study_predict_their_mean_value(table, tmp_path):
+    given = settings(table, "regression", rounds=1)
+    out = tmp_path / "study"
+    fedld.compare(["fedavg"], given.pop("dataset"), seeds=[0, 1], jobs=0, out=out, **given)
+    file = table.removeprefix("csv:")
+    single = [predicted(path.parent, file) for path in sorted(out.rglob("model.safetensors"))]
+    both = predicted(out, file)
+    for k in (0, 50, 119):
+        mean = np.mean([float(rows[k]["predicted"]) for rows in single])
+        assert float(both[k]["predicted"]) == pytest.approx(mean, rel=1e-7)
+
+
+def test_a_parquet_file_is_the_same_table(table, tmp_path):
+    columns = read_columns(tmp_path / "patients.csv")
+    typed = {
+        "age": [float(cell) for cell in columns["age"]],
+        "dose": [float(cell) if cell else None for cell in columns["dose"]],
+        "event": [cell == "1" for cell in columns["event"]],
+    }
+    file = tmp_path / "patients.parquet"
+    polars.DataFrame(columns | typed).write_parquet(file)
+    results = [
+        run(data, "survival", tmp_path / name, rounds=2)
+        for data, name in ((table, "csv"), (f"csv:{file}", "parquet"))
+    ]
+    assert results[0].rounds[-1]["test"] == results[1].rounds[-1]["test"]
+    assert len(predicted(tmp_path / "csv", file)) == 120
+    file.write_bytes(b"PAR1 no table")
+    with pytest.raises(FedLDError, match="no readable parquet file"):
+        read_columns(file)
+    polars.DataFrame({"a": [[1], [2]]}).write_parquet(file)
+    with pytest.raises(FedLDError, match="column 'a' is of List"):
+        read_columns(file)
+
+
+def test_rows_that_do_not_fit_are_one_sentence(table, tmp_path):
+    run(table, "regression", tmp_path / "run", rounds=1)
+    file = tmp_path / "new.csv"
+    for text, words in (
+        ("dose,sex\n1,m\n", "new.csv has no column 'age', which the model was trained on"),
+        ("age,dose,sex\n60,1,m\nold,1,f\n", "line 3: 'age' has 'old', and a number is needed"),
+        ("age,dose,sex\n60,1,x\n", "line 2: 'sex' has 'x', which the model does not know"),
+    ):
+        file.write_text(text)
+        with pytest.raises(FedLDError, match=words):
+            predicted(tmp_path / "run", file, "--out", tmp_path / "x.csv")
+        assert not (tmp_path / "x.csv").exists()
+    file.write_text("sex,other,dose,age\n,z,,\n")  # nothing is known: the means
+    assert np.isfinite(float(predicted(tmp_path / "run", file)[0]["predicted"]))
+    with pytest.raises(FedLDError, match="There is no file"):
+        predicted(tmp_path / "run", tmp_path / "none.csv")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedld.data.client import Client, Positions, pack, unpack
 from fedld.data.draw import stratified
 from fedld.data.spec import DataSpec
-from fedld.data.table import read_column
+from fedld.data.table import read_column, read_features
 from fedld.errors import FedLDError
 from fedld.seeds import numpy_generator
 
@@ -176,6 +176,11 @@ class Federation:
     def output_shape(self) -> tuple[int, ...]:
         """Shape of what a model gives for one sample: (outputs,), or with masks (outputs, H, W)."""
         return (self.outputs, *self.labels.shape[1:]) if self.labels.ndim == 3 else (self.outputs,)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features of a table; none for pictures and own arrays."""
+        return read_features(self.folder)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""`csv:FILE`: a table of patients, one row each, with a target column.
+"""`csv:FILE`, CSV or parquet: a table of patients, one row each, with a target column.
 
 Numbers are features as they are, texts become one column per category. A column with missing cells gets a
 second one that says where they are; the cells themselves become the mean of all clients' training rows, which
@@ -126,11 +126,13 @@ def _target_values(columns: Columns, spec: DataSpec, file: Path) -> NDArray[np.f
 
 
 def read_columns(file: Path) -> Columns:
-    """Read a CSV file as columns of text.
+    """Read a CSV file, or a parquet file by its ending, as columns of text.
 
     Raises:
         FedLDError: no table: no rows, a name twice, a row of another length.
     """
+    if file.suffix == ".parquet":
+        return _read_parquet(file)
     try:
         with file.open(newline="", encoding="utf-8-sig") as stream:
             head, *rows = list(csv.reader(stream)) or [[]]
@@ -145,6 +147,32 @@ def read_columns(file: Path) -> Columns:
         if len(row) != len(head):
             raise FedLDError(f"{file}, line {number}: {len(row)} cells under {len(head)} columns")
     return {name: [row[k].strip() for row in rows] for k, name in enumerate(head)}
+
+
+def _read_parquet(file: Path) -> Columns:
+    """Columns of numbers, texts, dates and yes or no (1 or 0); empty where a cell is null."""
+    try:
+        import polars
+    except ImportError:
+        raise FedLDError("parquet files need polars: pip install 'fedld[analysis]'") from None
+    try:
+        frame = polars.read_parquet(file)
+    except Exception as error:  # polars raises many kinds for damaged files
+        raise FedLDError(
+            f"{file} is no readable parquet file: {' '.join(str(error).split())[:200]}"
+        ) from None
+    if not frame.height or not frame.width:
+        raise FedLDError(f"{file} has no rows under a head.")
+    for name, kind in frame.schema.items():
+        if kind.is_nested() or kind in (polars.Object, polars.Binary):
+            raise FedLDError(f"{file}: column '{name}' is of {kind}, and numbers or texts are needed")
+    return {name: [_text(value) for value in frame[name].to_list()] for name in frame.columns}
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return str(int(value)) if isinstance(value, bool) else str(value).strip()
 
 
 def make_features(columns: Columns, file: Path) -> tuple[tuple[str, ...], NDArray[np.float32]]:

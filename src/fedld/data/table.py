@@ -192,6 +192,14 @@ def read_table(folder: Path) -> Table:
         raise FedLDError(f"The cache entry {folder} is damaged; delete it and run again.") from error
 
 
+def read_features(folder: Path) -> tuple[str, ...]:
+    """Names of the features of a table of numbers; none for pictures."""
+    try:
+        return tuple(json.loads((folder / "table.json").read_text()).get("features", ()))
+    except (OSError, ValueError):
+        return ()
+
+
 def read_column(folder: Path, name: str) -> Text | None:
     """A text column of a cache folder; None where there is none of that name."""
     try:

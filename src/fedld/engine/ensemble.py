@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedld.engine.saved import Facts, SavedModel, load_model
 from fedld.errors import FedLDError, nearest
@@ -31,6 +34,23 @@ class Ensemble:
         """Mean of the models' probabilities, (N, classes), of uint8 pictures (N, H, W, C)."""
         found = np.stack([model.probabilities(images) for model in self.models])
         return np.asarray(found.mean(axis=0), np.float64)
+
+    def columns(self, samples: NDArray[Any]) -> dict[str, list[str]]:
+        """Predictions as columns of a table, of pictures (N, H, W, C) or rows (N, features).
+
+        Classes have the mean of the models' probabilities; labels, values and risks that of their outputs.
+        """
+        task, names = self.models[0].task, self.facts.classes
+        if task.name == "classification":
+            mean = np.stack([model.probabilities(samples) for model in self.models]).mean(axis=0)
+            return task.predicted(torch.from_numpy(mean).log(), names)
+        outputs = torch.stack([self._outputs(model, samples) for model in self.models])
+        return task.predicted(outputs.mean(0), names)
+
+    def _outputs(self, model: SavedModel, samples: NDArray[Any]) -> Tensor:
+        """Outputs of a model in the scale of the first one, where targets were standardised."""
+        (mean, deviation), (own_mean, own_deviation) = self.facts.scale, model.facts.scale
+        return (model.outputs(samples) * own_deviation + own_mean - mean) / deviation
 
 
 def load_predictor(path: Path, method: str | None = None) -> Ensemble:
@@ -66,7 +86,7 @@ def joined(models: dict[str, SavedModel], notes: tuple[str, ...] = ()) -> Ensemb
     """Models by name as one predictor; they must have the same classes and inputs."""
     first, *others = models
     for name in others:
-        for fact in ("classes", "input_shape"):
+        for fact in ("classes", "input_shape", "task", "columns"):
             if getattr(models[name].facts, fact) != getattr(models[first].facts, fact):
                 raise FedLDError(f"the models of {first} and {name} have other {fact.replace('_', ' ')}")
     told = tuple(model.note for model in models.values() if model.note)

@@ -65,6 +65,10 @@ def export_model(saved: SavedModel, file: Path, format: str) -> float:
     """
     if format not in SUFFIXES:
         raise FedLDError(f"unknown model format '{format}': {nearest(format, list(SUFFIXES))}")
+    if saved.facts.task != "classification" or not saved.facts.pictures:
+        raise FedLDError(
+            f"models of pictures' classes are exported, not those of {saved.facts.task} or tables"
+        )
     channels, height, width = saved.facts.input_shape
     pictures = np.random.default_rng(0).integers(0, 256, (16, height, width, channels), np.uint8)
     pixels = np.ascontiguousarray(pictures.transpose(0, 3, 1, 2)).astype(np.float32)

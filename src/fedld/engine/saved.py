@@ -12,19 +12,24 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fedld import __version__
 from fedld.config.experiment import Experiment
+from fedld.config.resolve import make_task
 from fedld.data import Federation
 from fedld.errors import FedLDError
-from fedld.local.samples import Samples
+from fedld.local.samples import RowSamples, Samples
 from fedld.methods import METHODS
 from fedld.methods.closed import ClosedForm
 from fedld.models import MODELS, Model, build, own_network
 from fedld.models.build import NAMES
 from fedld.models.files import read_model
 from fedld.models.standardise import standardise_head
+from fedld.models.vector import NAME as VECTOR
+from fedld.models.vector import build_vector
+from fedld.tasks import TASKS, Classification, Task
+from fedld.tasks.regression import Regression
 
 KEY = "fedld"
 BATCH = 64
@@ -44,6 +49,9 @@ class Facts:
     pictures: bool
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    task: str = "classification"
+    columns: tuple[str, ...] = ()  # features of a table, by name
+    scale: tuple[float, ...] = (0.0, 1.0)  # of a regression: mean and deviation of the target
     features: str = "linear"  # what a method in closed form made of the trunk's outputs
 
 
@@ -61,8 +69,18 @@ def facts_of(experiment: Experiment, federation: Federation) -> Facts:
         pictures=federation.images.dtype == np.uint8,
         mean=federation.mean,
         std=federation.std,
+        task=federation.task,
+        columns=federation.features,
+        scale=_scale(experiment, federation),
         features=str(experiment.method.get("features", "linear")),
     )
+
+
+def _scale(experiment: Experiment, federation: Federation) -> tuple[float, float]:
+    """Mean and deviation that a regression's outputs are standardised by."""
+    targets = [federation.labels[client.train] for client in federation.clients]
+    task = make_task(experiment).fitted(targets, federation.output_names)
+    return (task.mean, task.deviation) if isinstance(task, Regression) else (0.0, 1.0)
 
 
 def to_metadata(facts: Facts) -> dict[str, str]:
@@ -81,13 +99,27 @@ class SavedModel:
     network: nn.Module
     note: str | None = None
 
+    @property
+    def task(self) -> Task:
+        """What the model was trained for."""
+        task = TASKS[self.facts.task]
+        if isinstance(task, Regression):
+            mean, deviation = self.facts.scale
+            return replace(task, mean=mean, deviation=deviation)
+        return task
+
+    @torch.no_grad()
+    def outputs(self, samples: NDArray[Any]) -> Tensor:
+        """Outputs (N, outputs), in float64, of pictures (N, H, W, C) or of rows (N, features)."""
+        rows, facts = np.arange(len(samples)), self.facts
+        kind = Samples if facts.pictures else RowSamples
+        read = kind(samples, np.zeros(len(samples), np.int64), rows, facts.mean, facts.std)
+        return torch.cat([self.network(batch).double() for batch, _ in read.in_order(BATCH)])
+
     @torch.no_grad()
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Softmax of the logits, (N, classes), of uint8 pictures (N, H, W, C) of the model's own shape."""
-        rows, facts = np.arange(len(images)), self.facts
-        samples = Samples(images, np.zeros(len(images), np.int64), rows, facts.mean, facts.std)
-        logits = [self.network(batch).double() for batch, _ in samples.in_order(BATCH)]
-        return torch.softmax(torch.cat(logits), 1).numpy()
+        return torch.softmax(self.outputs(images), 1).numpy()
 
 
 def load_model(path: Path) -> SavedModel:
@@ -127,8 +159,13 @@ def _facts(text: str | None, file: Path) -> Facts:
             and all(float(value) > 0 for value in facts.std)
             and len(facts.mean)
             == len(facts.std)
-            == (facts.input_shape[0] if facts.pictures else len(facts.std))
-            and 2 <= len(facts.classes) <= 10_000
+            == (facts.input_shape[0] if facts.pictures or facts.columns else len(facts.std))
+            and all(isinstance(name, str) for name in facts.columns)
+            and facts.task in TASKS
+            and (facts.task != Classification.name or len(facts.classes) > 1)
+            and len(facts.scale) == 2
+            and all(np.isfinite(float(value)) for value in facts.scale)
+            and 1 <= len(facts.classes) <= 10_000
         )
     except (ValueError, TypeError, AttributeError, RecursionError):
         sound = False
@@ -139,17 +176,17 @@ def _facts(text: str | None, file: Path) -> Facts:
 
 def _network(facts: Facts, file: Path) -> nn.Module:
     shape, classes = facts.input_shape, len(facts.classes)
-    if not facts.pictures or len(shape) != 3:
-        raise FedLDError(f"'{file}' was not trained on pictures: load its tensors in Python")
+    if not (facts.pictures and len(shape) == 3) and not (facts.columns and len(shape) == 1):
+        raise FedLDError(f"'{file}' was not trained on pictures or a table: load its tensors in Python")
     if facts.method is not None and facts.method not in METHODS:
         raise FedLDError(
             f"'{file}' was trained with the method '{facts.method}', which is not installed here"
         )
-    if facts.model in NAMES:
+    if facts.model == VECTOR:
+        network: nn.Module = build_vector(outputs=classes, input_shape=shape, seed=0, head=facts.head)
+    elif facts.model in NAMES and facts.pictures:
         size, name = min(shape[1:]), str(facts.model)
-        network: nn.Module = build(
-            name, classes=classes, channels=shape[0], image_size=size, seed=0, head=facts.head
-        )
+        network = build(name, classes=classes, channels=shape[0], image_size=size, seed=0, head=facts.head)
     elif facts.model in MODELS:
         network = own_network(MODELS[facts.model], classes=classes, input_shape=shape, seed=0)
     else:
