@@ -341,3 +341,26 @@ def test_rows_that_do_not_fit_are_one_sentence(table, tmp_path):
     assert np.isfinite(float(predicted(tmp_path / "run", file)[0]["predicted"]))
     with pytest.raises(FedLDError, match="There is no file"):
         predicted(tmp_path / "run", tmp_path / "none.csv")
+
+
+def test_a_site_without_events_and_a_category_of_one_site_are_named(tmp_path):
+    rows = [["ab"[k % 2], k, "xyz"[k % 2 + (k == 1)], 1 + k % 7, k % 4 > 1] for k in range(40)]
+    data = write(
+        tmp_path / "a.csv", [[*row[:4], int(row[4])] for row in rows], ["site", "v", "kind", "time", "event"]
+    )
+    given = {"target_column": "time,event", "site_column": "site", "task": "survival", "min_size": 5}
+    federation = fedld.data(data, **given)
+    assert any("only client 'a' has 'kind = x'" in note for note in federation.notes)
+    none = write(
+        tmp_path / "b.csv",
+        [[*row[:4], int(row[0] == "b")] for row in rows],
+        ["site", "v", "kind", "time", "event"],
+    )
+    with pytest.raises(FedLDError, match=r"client .a. has no event among its 1[0-9] training samples"):
+        fedld.data(none, **given)
+
+
+def test_targets_that_are_not_finite_are_named_by_row():
+    x, y = np.zeros((4, 2)), np.array([1.0, np.nan, 2.0, 3.0])
+    with pytest.raises(FedLDError, match="row 2: the target is missing or not finite"):
+        fedld.Federation.from_arrays({"a": (x, y)}, task="regression")

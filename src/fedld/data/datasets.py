@@ -1,7 +1,7 @@
 """`load`: from a DataSpec to a Federation."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +98,7 @@ def federate(table: Table, spec: DataSpec, *, whole: bool = False) -> Federation
         clients = _drawn(table, spec, name, train)
     else:
         clients = _named(column, train, test, spec.dataset, name)
+    _check_events(table, clients)
     mean, std = table.statistics([client.train for client in clients])
     return Federation(
         name=spec.dataset,
@@ -113,6 +114,7 @@ def federate(table: Table, spec: DataSpec, *, whole: bool = False) -> Federation
             *table.notes,
             *_unused(spec, column, len(clients)),
             *spec.notes(table.strata[train], name),
+            *_lonely_categories(table, clients),
             *repeated(table.hashes(), clients, test),
             *parted(table, train, test),
             *_ignored_split(table, whole),
@@ -121,6 +123,30 @@ def federate(table: Table, spec: DataSpec, *, whole: bool = False) -> Federation
         task=table.task,
         groups=table.groups,
     )
+
+
+def _check_events(table: Table, clients: Sequence[Client]) -> None:
+    """Refuse a client without events: its partial likelihood is 0, so it has nothing to learn from."""
+    if table.task != "survival":
+        return
+    for client in clients:
+        if not table.labels[client.train, 1].any():
+            raise FedLDError(
+                f"client '{client.name}' has no event among its {len(client.train)} training samples: "
+                "survival needs one, so leave it out"
+            )
+
+
+def _lonely_categories(table: Table, clients: Sequence[Client]) -> Iterator[str]:
+    """Name the categories that one client alone has."""
+    categories = [k for k, name in enumerate(table.features) if " = " in name]
+    if not categories or len(clients) < 2:
+        return
+    images = np.load(table.folder / "images.npy", mmap_mode="r", allow_pickle=False)
+    present = np.stack([(images[client.train][:, categories] == 1).any(0) for client in clients])
+    for place in np.flatnonzero(present.sum(0) == 1):
+        owner = clients[int(present[:, place].argmax())].name
+        yield f"only client '{owner}' has '{table.features[categories[place]]}'"
 
 
 def _unused(spec: DataSpec, column: NDArray[np.str_] | None, clients: int) -> Iterator[str]:
