@@ -304,8 +304,8 @@ def test_wrong_arrays_are_one_sentence(clients, problem):
 def test_a_dataset_of_other_things_than_pairs_is_one_sentence():
     with pytest.raises(FedLDError, match="item 1 of the dataset of 'a' is not a"):
         Federation.from_datasets({"a": Pairs([(X[0], 1), X[0]])})
-    with pytest.raises(FedLDError, match="is no map-style dataset"):
-        Federation.from_datasets({"a": iter([])})
+    with pytest.raises(FedLDError, match="is no dataset: it has neither a length and items, nor can it be"):
+        Federation.from_datasets({"a": 3})
 
 
 def test_a_name_that_is_wrong_leaves_no_study_behind(tmp_path):
@@ -345,7 +345,7 @@ def test_a_federation_is_used_and_not_loaded_again(monkeypatch, tmp_path):
     federation = fedld.data("digits", clients=3)
     loads = []
     real = resolve.load
-    monkeypatch.setattr(resolve, "load", lambda spec: loads.append(spec) or real(spec))
+    monkeypatch.setattr(resolve, "load", lambda spec, **options: loads.append(spec) or real(spec, **options))
     fedld.run("fedavg", federation, rounds=1, workers=0, out=tmp_path / "run")
     fedld.compare(["fedavg"], federation, seeds=[0], rounds=1, jobs=0, out=tmp_path / "study")
     assert loads == []

@@ -20,8 +20,8 @@ from fedld.analysis import decompose, decompose_line
 from fedld.analysis.decomposition import TERMS
 from fedld.analysis.diagnosis.page import diagnose_run
 from fedld.engine import loop
+from fedld.engine.backends.machine import ThisMachine
 from fedld.engine.loop import resume, run
-from fedld.engine.setup import ThisMachine
 from fedld.errors import FedLDError
 from fedld.local import LocalClient, Reply
 from fedld.methods import METHODS, FedAvg, Method
