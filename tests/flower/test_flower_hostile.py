@@ -167,7 +167,7 @@ def reconstructed(models, told):
 
 
 def correlation(guess, picture):
-    """The correlation of two pictures; a uniform grey picture, where the search cannot even begin, has none."""
+    """The correlation of two pictures; 0 for a guess that is one grey, where the search did not begin."""
     return np.corrcoef(guess, picture)[0, 1] if np.ptp(guess) else 0.0
 
 
