@@ -58,6 +58,26 @@ def test_a_policy_is_shown_and_an_unreadable_one_starts_no_site(digits, tmp_path
     assert "policy=true" in " ".join(node.words())
 
 
+def test_peers_are_assembled_and_a_site_without_its_own_pin_does_not_start(digits, tmp_path):
+    for name in "abc":
+        assert RUNNER.invoke(site, ["peer-key", "--name", name, "--out", str(tmp_path)]).exit_code == 0
+    assert stat.S_IMODE((tmp_path / "a.peer.key").stat().st_mode) == 0o600
+    parts, whole = [str(tmp_path / f"{name}.peer.toml") for name in "abc"], str(tmp_path / "peers.toml")
+    made = RUNNER.invoke(site, ["peers", *parts, "--out", whole]).output
+    checked = RUNNER.invoke(site, ["check", "--data", str(digits / "alpha.npz"), "--peers", whole]).output
+    assert made.splitlines() == checked.splitlines()[-2:]
+    assert "3 sites (a, b, c)" in made
+    facts = {"data": digits / "alpha.npz", "superlink": "localhost:1", "state": tmp_path, "insecure": True}
+    node = Node("a", **facts, peers=tmp_path / "peers.toml", peer_key=tmp_path / "a.peer.key")
+    assert "a.peer.key" in " ".join(node.words())
+    RUNNER.invoke(site, ["peers", *parts[1:], "--out", whole])
+    with pytest.raises(FedLDError, match="does not have the key of 'a' itself"):
+        node.start()
+    (tmp_path / "mallory.peer.toml").write_text((tmp_path / "b.peer.toml").read_text().replace('"b"', '"m"'))
+    twice = RUNNER.invoke(site, ["peers", *parts, str(tmp_path / "mallory.peer.toml"), "--out", whole])
+    assert "two sites have the same key" in str(twice.exception)
+
+
 def test_check_finds_what_does_not_fit(digits, tmp_path):
     assert not check_site(digits / "alpha.npz", classes=list("0123456789")).problems
     (problem,) = check_site(digits / "alpha.npz", classes=["cat", "dog"]).problems

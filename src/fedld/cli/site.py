@@ -19,6 +19,7 @@ State = Annotated[Path, typer.Option(help="where this site keeps its own state")
 Bits = Annotated[int, typer.Option(help="bits that 16-bit image files really use, where they do not say")]
 Patient = Annotated[str, typer.Option(help="pattern whose group is the patient in a file name: '^([^_]+)_'")]
 PolicyFile = Annotated[Path | None, typer.Option(help="this site's own policy.toml: what it takes part in")]
+PeersFile = Annotated[Path | None, typer.Option(help="the consortium's peers.toml: keys for secure rounds")]
 Name = Annotated[str, typer.Option(help="the site's name in the consortium")]
 
 
@@ -31,6 +32,7 @@ def check(
     bits: Bits = 0,
     patient: Patient = "",
     policy: PolicyFile = None,
+    peers: PeersFile = None,
 ) -> None:
     """Tell whether this site's data fits the experiment, and what would leave the site."""
     from fedld.engine.backends.flower.check import check_site
@@ -46,6 +48,12 @@ def check(
         from fedld.privacy.policy import read_policy
 
         for line in read_policy(policy).lines():
+            typer.echo(line)
+    if peers is not None:
+        from fedld.privacy.context import read_peers
+        from fedld.privacy.peers import peers_lines
+
+        for line in peers_lines(read_peers(peers)):
             typer.echo(line)
     if sheet is not None:
         from fedld.study.pictures import contact_sheet
@@ -82,6 +90,10 @@ def start_site(
         float, typer.Option(help="least images for each feature whose second moments leave")
     ] = 0.1,
     policy: PolicyFile = None,
+    peers: PeersFile = None,
+    peer_key: Annotated[
+        Path | None, typer.Option(help="this site's key for secure rounds; default: NAME.peer.key by --key")
+    ] = None,
     insecure: Insecure = False,
 ) -> None:
     """Join a federation and stay until stopped: a Flower SuperNode that runs fedld and nothing else."""
@@ -108,7 +120,22 @@ def start_site(
     )
     files = FileFacts(skip_bad, bits, patient)
     limits.check_data(len(training_rows(open_site(str(data), None, files))))
-    node = Node(name, data, superlink, state, ca, key, device, files, insecure, weights, limits, policy)
+    node = Node(
+        name,
+        data,
+        superlink,
+        state,
+        ca=ca,
+        key=key,
+        device=device,
+        files=files,
+        insecure=insecure,
+        weights=weights,
+        limits=limits,
+        policy=policy,
+        peers=peers,
+        peer_key=peer_key,
+    )
     if code := node.start():
         raise FedLDError(f"the SuperNode of '{name}' ended with code {code}, see above")
     typer.echo(f"site '{name}' stopped")
@@ -139,6 +166,30 @@ def site_key(name: Name, out: Annotated[Path, typer.Option(help="folder")] = Pat
 
     make_site_key(name, out)
     typer.echo(f"keep {out / name}.key, send {out / name}.pub to the server's operator")
+
+
+@site.command("peer-key")
+def site_peer_key(name: Name, out: Annotated[Path, typer.Option(help="folder")] = Path()) -> None:
+    """Make this site's key for secure rounds: NAME.peer.key stays, NAME.peer.toml goes to the other sites."""
+    from fedld.deployment.keys import make_peer_key
+
+    make_peer_key(name, out)
+    typer.echo(f"keep {out / name}.peer.key, send {out / name}.peer.toml to the consortium")
+
+
+@site.command("peers")
+def assemble_peers(
+    files: Annotated[list[Path], typer.Argument(help="every site's NAME.peer.toml")],
+    out: Annotated[Path, typer.Option(help="the file to write")] = Path("peers.toml"),
+) -> None:
+    """Assemble the consortium's peers.toml, and print the fingerprint that all sites compare."""
+    from fedld.privacy.peers import merged_peers, peers_lines, peers_text
+    from fedld.records.writer import write_atomically
+
+    merged = merged_peers(files)
+    write_atomically(out, peers_text(merged).encode())
+    for line in peers_lines(merged):
+        typer.echo(line)
 
 
 @site.command()

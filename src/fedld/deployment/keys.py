@@ -12,10 +12,13 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
 from fedld.engine.backends.flower.wire import site_name
 from fedld.errors import FedLDError
+from fedld.privacy.context import public_key
+from fedld.privacy.peers import peers_text
 
 DAYS = 825
 AUTHORITY_DAYS = 3650
@@ -127,6 +130,15 @@ def make_site_key(site: str, folder: Path) -> None:
     (folder / f"{site}.pub").write_bytes(public + b"\n")
 
 
+def make_peer_key(site: str, folder: Path) -> None:
+    """Write SITE.peer.key, which never leaves the site, and SITE.peer.toml for its peers."""
+    site_name(site)
+    _new(folder, f"{site}.peer.key", f"{site}.peer.toml")
+    key = Ed25519PrivateKey.generate()
+    _write_private(folder / f"{site}.peer.key", key, serialization.PrivateFormat.OpenSSH)
+    (folder / f"{site}.peer.toml").write_text(peers_text({site: public_key(key)}), encoding="utf-8")
+
+
 def _new(folder: Path, *names: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,7 +174,7 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _write_private(path: Path, key: Key, form: serialization.PrivateFormat) -> None:
+def _write_private(path: Path, key: Key | Ed25519PrivateKey, form: serialization.PrivateFormat) -> None:
     """A private key, readable by its owner only from the first moment on."""
     content = key.private_bytes(PEM, form, serialization.NoEncryption())
     try:

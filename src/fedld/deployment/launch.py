@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedld import __version__
 from fedld.deployment.log import logged
@@ -20,6 +20,7 @@ from fedld.engine.backends.flower.federation import FileFacts
 from fedld.engine.backends.flower.limits import Limits
 from fedld.engine.backends.flower.wire import site_name
 from fedld.errors import FedLDError
+from fedld.privacy.peers import PEERS, open_peers
 from fedld.privacy.policy import POLICY, read_policy
 from fedld.records.writer import dump, write_atomically
 
@@ -108,6 +109,8 @@ class Node:
     weights: Path | None = None
     limits: Limits = field(default_factory=Limits)
     policy: Path | None = None
+    peers: Path | None = None
+    peer_key: Path | None = None
 
     def words(self) -> list[str]:
         """The SuperNode's command line."""
@@ -120,6 +123,7 @@ class Node:
             **({"weights": str(self.weights.absolute())} if self.weights else {}),
             **self.limits.told(),
             "policy": self.policy is not None,
+            **({"peer-key": str(self._own_peer_key().absolute())} if self.peers else {}),
         }
         told = " ".join(f"{key}={json.dumps(value)}" for key, value in facts.items())
         words = ["--superlink", self.superlink, "--node-config", told, "--isolation", "process"]
@@ -134,12 +138,16 @@ class Node:
         words = self.words()
         if self.policy is not None:
             read_policy(self.policy)
+        if self.peers is not None:
+            open_peers(self.site, self._own_peer_key(), self.peers)
         self._admitted()
         os.umask(0o077)
         folder = self.state / self.site
         private_folder(folder)
         if self.policy is not None:
             write_atomically(folder / POLICY, self.policy.read_bytes())
+        if self.peers is not None:
+            write_atomically(folder / PEERS, self.peers.read_bytes())
         with locked(folder, "site"), logged(folder / "site.log"):
             return self._serve(words, presence_file(folder))
 
@@ -152,6 +160,12 @@ class Node:
             return serve("clientapp", lambda socket_path: run_supernode(words, socket_path), self._again)
         finally:
             presence.unlink(missing_ok=True)
+
+    def _own_peer_key(self) -> Path:
+        """The site's key for secure rounds: named, or beside the key that the server knows."""
+        if self.peer_key is None and self.key is None:
+            raise FedLDError("--peers needs this site's key for secure rounds: --peer-key NAME.peer.key")
+        return self.peer_key or cast(Path, self.key).with_name(f"{self.site}.peer.key")
 
     def _again(self, _: int) -> bool:
         time.sleep(AGAIN)
