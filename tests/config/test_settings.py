@@ -38,6 +38,12 @@ def test_the_public_face_and_the_command_line_start_without_torch(module):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_worker_starts_without_the_slow_parts_of_scipy():
+    slow = "{'scipy.special', 'scipy.ndimage', 'scipy.optimize', 'matplotlib'}"
+    code = f"import sys, fedld.engine.worker, fedld.engine.loop; sys.exit(bool({slow} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_methods_are_listed_without_torch_the_second_time(tmp_path):
     code = "import sys; from fedld.cli.methods import known_methods; print(len(known_methods()), end=' ');"
     code += "print('torch' in sys.modules)"

@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
 import torch
+from scipy.special import logsumexp
 from sklearn import metrics as reference
 
 from fedld.errors import FedLDError
 from fedld.tasks import Classification
-from fedld.tasks.scores import auroc, calibration, confusion, cross_entropy
+from fedld.tasks.scores import auroc, calibration, confusion, cross_entropy, log_sum_exp
 
 TASK = Classification()
 
@@ -99,3 +100,11 @@ def test_wrong_shapes(logits, labels):
 def test_labels_out_of_range(label):
     with pytest.raises(FedLDError, match="labels must lie"):
         confusion(np.zeros((2, 2)), [0, label])
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3, 10])
+def test_log_sum_exp_has_the_bits_of_scipy(classes):
+    rng = np.random.default_rng(classes)
+    rounded = np.round(rng.normal(size=(500, classes)) * 2) / 2  # ties
+    for z in (rounded, rng.normal(size=(500, classes)) * 300, np.zeros((3, classes))):
+        assert np.array_equal(log_sum_exp(z), logsumexp(z, axis=1))

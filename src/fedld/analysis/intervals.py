@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy  # loads scipy.special on first use: a third of a second
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri
 
 from fedld.errors import FedLDError
 from fedld.seeds import numpy_generator
@@ -54,7 +54,7 @@ def accuracy_interval(right: ArrayLike, groups: Groups = None, confidence: float
         return Estimate(None)
     share = float(hits.mean())
     n = _effective(hits - share, share * (1 - share), groups)
-    z2 = float(ndtri((1 + confidence) / 2)) ** 2
+    z2 = float(scipy.special.ndtri((1 + confidence) / 2)) ** 2
     centre, half = share + z2 / (2 * n), (z2 * (share * (1 - share) / n + z2 / (4 * n * n))) ** 0.5
     low, high = ((centre + sign * half) / (1 + z2 / n) for sign in (-1, 1))
     return Estimate(share, min(max(low, 0.0), share), max(min(high, 1.0), share))
@@ -93,7 +93,7 @@ def auroc_interval(
     variance = float((influence**2).sum())
     if not (np.isfinite(variance) and variance > 0 and 0 < area < 1):
         return Estimate(area)
-    middle, half = np.log(area / (1 - area)), float(ndtri((1 + confidence) / 2)) * variance**0.5
+    middle, half = np.log(area / (1 - area)), float(scipy.special.ndtri((1 + confidence) / 2)) * variance**0.5
     half /= area * (1 - area)
     low, high = (float(1 / (1 + np.exp(-np.clip(middle + sign * half, -700, 700)))) for sign in (-1, 1))
     return Estimate(area, low, high)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # loads scipy.special on first use: a third of a second
 from numpy.typing import ArrayLike
-from scipy.special import stdtr, stdtrit
 
 from fedld.errors import FedLDError
 
@@ -60,7 +60,7 @@ def paired_difference(
         return PairedDifference(1, mean, None, None, None)
     sd = float(difference.std(ddof=1))
     error = sd * (1 / n + overlap(folds)) ** 0.5
-    half = float(stdtrit(n - 1, (1 + confidence) / 2)) * error
+    half = float(scipy.special.stdtrit(n - 1, (1 + confidence) / 2)) * error
     return PairedDifference(n, mean, sd, (mean - half, mean + half), _p_value(mean, error, n - 1))
 
 
@@ -88,7 +88,7 @@ def mean_interval(
 def _p_value(mean: float, error: float, freedom: int) -> float:
     if error == 0:
         return 1.0 if mean == 0 else 0.0
-    return float(2 * stdtr(freedom, -abs(mean) / error))
+    return float(2 * scipy.special.stdtr(freedom, -abs(mean) / error))
 
 
 def holm(pvalues: Sequence[float | None]) -> list[float | None]:

@@ -7,8 +7,8 @@ only has Dice and IoU 0 and the diagonal of the picture as its distance, so ever
 import math
 
 import numpy as np
+import scipy  # loads scipy.ndimage on first use: half a second that most runs never need
 from numpy.typing import NDArray
-from scipy import ndimage
 
 Floats = NDArray[np.float64]
 Masks = NDArray[np.generic]
@@ -57,12 +57,12 @@ def _distance(a: NDArray[np.bool_], b: NDArray[np.bool_]) -> float:
     if not a.any() or not b.any():
         return math.hypot(*a.shape)
     border_a, border_b = _border(a), _border(b)
-    to_b = ndimage.distance_transform_edt(~border_b)[border_a]
-    to_a = ndimage.distance_transform_edt(~border_a)[border_b]
+    to_b = scipy.ndimage.distance_transform_edt(~border_b)[border_a]
+    to_a = scipy.ndimage.distance_transform_edt(~border_a)[border_b]
     return float(max(np.percentile(to_b, PERCENT), np.percentile(to_a, PERCENT)))
 
 
 def _border(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """The pixels of a mask that touch a pixel outside it, or the edge of the picture."""
-    inside: NDArray[np.bool_] = ndimage.binary_erosion(mask)
+    inside: NDArray[np.bool_] = scipy.ndimage.binary_erosion(mask)
     return mask & ~inside

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import logsumexp
 
 from fedld.errors import FedLDError
 from fedld.tasks.measure import Measure
@@ -56,7 +55,7 @@ def cross_entropy(logits: ArrayLike, labels: ArrayLike) -> float:
     z, y = _checked(logits, labels)
     if not len(y) or not _finite(z).all():
         return float("nan")
-    return float(np.mean(logsumexp(z, axis=1) - z[np.arange(len(y)), y]))
+    return float(np.mean(log_sum_exp(z) - z[np.arange(len(y)), y]))
 
 
 def auroc(logits: ArrayLike, labels: ArrayLike) -> float:
@@ -69,7 +68,7 @@ def auroc(logits: ArrayLike, labels: ArrayLike) -> float:
     present = np.unique(y)
     if len(present) < 2 or not _finite(z).all():
         return float("nan")
-    areas = [area(z[:, k] - logsumexp(np.delete(z, k, axis=1), axis=1), y == k) for k in present]
+    areas = [area(z[:, k] - log_sum_exp(np.delete(z, k, axis=1)), y == k) for k in present]
     return float(np.mean(areas))
 
 
@@ -79,7 +78,7 @@ def calibration(logits: ArrayLike, labels: ArrayLike, bins: int = BINS) -> Calib
     empty = np.full(bins, np.nan)
     if not len(y) or not _finite(z).all():
         return Calibration(empty, empty, np.zeros(bins, np.int64), float("nan"))
-    top = np.exp(z.max(1) - logsumexp(z, axis=1))
+    top = np.exp(z.max(1) - log_sum_exp(z))
     index = np.clip(np.ceil(top * bins).astype(np.int64) - 1, 0, bins - 1)  # bins are open on the left
     count = np.bincount(index, minlength=bins)
     sums = [np.bincount(index, values, minlength=bins) for values in (top, (z.argmax(1) == y).astype(float))]
@@ -93,6 +92,21 @@ def area(scores: Floats, positive: NDArray[np.bool_]) -> float:
     midranks = np.cumsum(counts) - (counts - 1) / 2
     n = int(positive.sum())
     return float((midranks[inverse][positive].sum() - n * (n + 1) / 2) / (n * (len(scores) - n)))
+
+
+def log_sum_exp(z: Floats) -> Floats:
+    """Give log(sum(exp(z))) of every row of finite numbers, bit for bit as SciPy does.
+
+    Importing scipy.special takes a third of a second, which every worker would spend.
+
+    >>> log_sum_exp(np.array([[0.0, 0.0], [1000.0, 0.0]])).tolist()
+    [0.6931471805599453, 1000.0]
+    """
+    top = z.max(axis=1, keepdims=True)
+    largest = z == top
+    count = largest.sum(axis=1, keepdims=True, dtype=np.float64)
+    rest = np.exp(np.where(largest, -np.inf, z) - top).sum(axis=1, keepdims=True) / count
+    return np.asarray((np.log1p(rest) + np.log(count) + top)[:, 0])
 
 
 def _finite(z: Floats) -> NDArray[np.bool_]:
