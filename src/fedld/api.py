@@ -55,12 +55,32 @@ def run(
 ) -> Result:
     """Train one method on one federation.
 
-    A module is trained from the weights it has; a function that makes one is called with the run's seed.
-    Further settings (rounds, lr, decompose, workers, ...) are those of the page of settings. `out=None`
-    writes into a folder that goes with the result; with `resume`, a run that is in `out` is continued by the
-    same call. A callback gets the record and the model of every round, and ends the run by returning True;
-    a `fedld.Callback` also has a beginning and an end. The `engine` says where clients train: "local" (by the
-    setting `workers`), "process", "workers", "flower-simulation", or an own `fedld.Engine`.
+    Args:
+        method: name of a method, a table of its name and options, or a `fedld.Method`.
+        federation: name of a dataset, a `fedld.Federation`, settings of one, or a function that makes one.
+        model: name of a network, an `nn.Module` (trained from the weights it has), or a function that makes
+            one (called with the run's seed).
+        objective: what clients minimise, by name or as a function of (logits, labels); default: the method's.
+        rule: how the server combines updates, by name or as a `fedld.Rule`; default: the method's.
+        metrics: further measures, by name or as functions of (logits, labels).
+        callbacks: `fedld.Callback`s, or functions of a round's record and model; True ends the run.
+        engine: where clients train: "local" (by the setting `workers`), "process", "workers",
+            "flower-simulation", or an own `fedld.Engine`.
+        out: folder of the run's records; None: a temporary one, which is removed with the result.
+        resume: continue the run that is in `out`.
+        progress: whether to show a progress bar; default: on terminals and in notebooks.
+        settings: further settings of an experiment (`rounds`, `lr`, `decompose`, `workers`, ...).
+
+    Returns:
+        The finished run.
+
+    Raises:
+        FedLDError: a name, option or setting is wrong, or the run cannot be done.
+
+    >>> import fedld
+    >>> result = fedld.run("fedavg", fedld.data("digits", clients=3), rounds=1, workers=0)
+    >>> result.summary["rounds"], result.summary["clients"]
+    (1, 3)
     """
     if not isinstance(callbacks, Sequence):
         raise FedLDError(f"callbacks is a list of functions, not {callbacks!r:.80}")
@@ -118,16 +138,40 @@ def compare(
     progress: bool | None = None,
     **settings: Any,
 ) -> Study:
-    """Several methods and seeds on the same partitions and initial weights.
+    """Train several methods with several seeds on the same partitions and initial weights.
 
-    A mapping gives the methods the labels of the table. `jobs` runs at a time; default: one per core.
-    `executor`, a Dask client, runs them on its cluster; `out` is then a folder that all its machines see.
-    The table tells rounds, megabytes and seconds until a method stays within `target` points of the
-    baseline's final accuracy, or of a given one ("0.5@85"). The `engine` of every run is "local", "process",
-    "workers" or an own `fedld.Engine`.
+    Args:
+        methods: methods as in `fedld.run`; a mapping gives them the labels of the table. The first one is the
+            baseline.
+        federation: data, as in `fedld.run`.
+        seeds: seeds of every method; default: 0, 1 and 2, with `folds` only 0.
+        folds: parts of a cross-validation; each consists of whole patients and is tested once.
+        model: network, as in `fedld.run`.
+        objective: objective of all methods; default: each method's own.
+        rule: rule of all methods; default: each method's own.
+        metrics: further measures, as in `fedld.run`.
+        primary: measure that decides; default: the task's first.
+        target: points within the baseline's final accuracy, or "0.5@85" for a given one. The table has the
+            rounds, megabytes and seconds that a method needs until it stays there.
+        engine: "local", "process", "workers" or an own `fedld.Engine`.
+        out: folder of the study; None: a temporary one, which is removed with the study.
+        resume: finish the study that is in `out`.
+        jobs: runs at a time; default: one per core; 0: one after another in this process.
+        executor: a Dask client that runs the study on its cluster; `out` is then visible to all its machines.
+        progress: whether to show progress bars.
+        settings: further settings of all experiments.
 
-    With `folds` the methods are cross-validated: all images are divided into so many parts of whole patients,
-    and each is tested once. Seeds are 0, 1 and 2 unless given, with folds only 0.
+    Returns:
+        The finished study: its table, verdict and runs.
+
+    Raises:
+        FedLDError: a name, option or setting is wrong.
+
+    >>> import fedld
+    >>> data = fedld.data("digits", clients=3)
+    >>> study = fedld.compare(["fedavg", "fedprox"], data, seeds=[0, 1], rounds=1, jobs=0)
+    >>> sorted(study.results)
+    [('fedavg', 0), ('fedavg', 1), ('fedprox', 0), ('fedprox', 1)]
     """
     if jobs is not None and (not isinstance(jobs, int) or jobs < 0):
         raise FedLDError(f"jobs is a number of runs at a time, not {jobs!r:.80}")
@@ -182,8 +226,30 @@ def auto(
 ) -> AutoResult:
     """Find the method to use within some minutes, and train it.
 
-    Methods and rates are judged on held-out training images; the test set is read at the end. The result
-    tells what was chosen, why and what was tried; its `path` is the folder of the final run.
+    Methods and learning rates are judged on held-out training images; the test set is read at the end.
+
+    Args:
+        federation: data, as in `fedld.run`.
+        minutes: time for the search and the final training together.
+        model: network, as in `fedld.run`.
+        metrics: further measures, as in `fedld.run`.
+        primary: measure that decides; default: the task's first.
+        out: folder of all trials and of the final run.
+        resume: continue the search that is in `out`.
+        jobs: runs at a time; default: one per core.
+        settings: further settings of all experiments.
+
+    Returns:
+        What was chosen, why, and what was tried; `path` is the folder of the final run.
+
+    Raises:
+        FedLDError: a setting is wrong, or the time is too short for one trial of each method.
+
+    >>> import fedld
+    >>> fedld.auto("digits", minutes=0, out="search")
+    Traceback (most recent call last):
+        ...
+    fedld.errors.FedLDError: minutes is the time to spend, above 0, not 0
     """
     asked = _settings(federation, {"model": model, "metrics": metrics}, settings)
     return search(asked, user_path(out), minutes=minutes, primary=primary, jobs=jobs, resume=resume)
@@ -220,10 +286,17 @@ def tune(
         settings: further settings of an experiment.
 
     Returns:
-        The trials and the best of them; `recommended` is an experiment.
+        The trials and the best of them; `experiment` is the recommended one.
 
     Raises:
         FedLDError: a setting is wrong, `out` holds a search, or no trial finished.
+
+    >>> import fedld, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     data = fedld.data("digits", clients=3)
+    ...     tuned = fedld.tune("fedavg", data, out=folder + "/tune", grid={"lr": [0.05]}, rounds=1, workers=0)
+    >>> tuned.experiment.lr
+    0.05
     """
     if grid is not None and ranges is not None:
         raise FedLDError("grid and ranges exclude each other: give one of them")
@@ -282,6 +355,12 @@ def report(
 
     Raises:
         FedLDError: a path holds no records, or a file cannot be written.
+
+    >>> import fedld, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = fedld.run("fedavg", fedld.data("digits", clients=3), rounds=1, workers=0)
+    ...     fedld.report(result, folder + "/report.html").name
+    'report.html'
     """
     listed = [subjects] if isinstance(subjects, Result | Study | str | Path) else subjects
     paths = [_path_of(subject) for subject in listed]

@@ -2,7 +2,16 @@
 
 
 class FedLDError(Exception):
-    """Bad input or an impossible request; the command line prints it and exits with code 2."""
+    """Say in one sentence what is wrong with an input or a request.
+
+    The command line prints the sentence and exits with code 2.
+
+    >>> import fedld
+    >>> fedld.run("fedpox", "digits")
+    Traceback (most recent call last):
+        ...
+    fedld.errors.FedLDError: unknown method 'fedpox': did you mean 'fedprox'?
+    """
 
 
 class Interrupted(FedLDError):  # noqa: N818 (not an error of anybody's)

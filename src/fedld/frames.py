@@ -61,7 +61,22 @@ class Frames:
 
 
 def load(*paths: str | Path) -> Frames:
-    """Records of runs and studies as polars data frames (needs the extra `analysis`)."""
+    """Read the records of runs and studies as polars data frames (extra `analysis`).
+
+    Args:
+        paths: run and study directories.
+
+    Returns:
+        Tables of runs, rounds, clients, tests, labels, cross losses and cosines.
+
+    Raises:
+        FedLDError: a path holds no records, or polars is not installed.
+
+    >>> import fedld
+    >>> result = fedld.run("fedavg", fedld.data("digits", clients=3), rounds=2, workers=0)
+    >>> fedld.load(result.path).rounds["round"].to_list()
+    [1, 2]
+    """
     runs = read([user_path(path) for path in paths]).runs
     for run in runs:
         for problem in run.problems:

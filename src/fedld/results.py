@@ -33,7 +33,18 @@ TERMS = ("local", "shift", "aggregation", "global")
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """A finished run. Everything but the model is read from the records in `path`."""
+    """A finished run; everything but the model is read from the records in `path`.
+
+    Attributes:
+        path: the run's folder.
+        label: the method's label.
+        experiment: the settings.
+
+    >>> import fedld
+    >>> result = fedld.run("fedavg", fedld.data("digits", clients=3), rounds=1, workers=0, decompose=1)
+    >>> [sorted(terms) for terms in result.decomposition]
+    [['aggregation', 'global', 'local', 'round', 'shift']]
+    """
 
     path: Path
     label: str
@@ -104,7 +115,14 @@ class Result:
         return diagnose_run(self.path)
 
     def report(self, path: str | Path) -> Path:
-        """Write the page about this run; returns its path."""
+        """Write the page about this run.
+
+        Args:
+            path: page to write.
+
+        Returns:
+            Its path.
+        """
         write_report([self.path], Path(path))
         return Path(path)
 
@@ -129,7 +147,13 @@ class Result:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A finished comparison: every run, the table and the verdict over all of them."""
+    """A finished comparison: every run, the table and the verdict.
+
+    Attributes:
+        path: the study's folder.
+        comparison: statistics over all runs.
+        results: every run by (method, seed), in a cross-validation by (method, seed, fold).
+    """
 
     path: Path
     comparison: Comparison = field(repr=False)
@@ -175,7 +199,14 @@ class Study:
         return self.comparison.verdict
 
     def report(self, path: str | Path) -> Path:
-        """Write the page about this study; returns its path."""
+        """Write the page about this study.
+
+        Args:
+            path: page to write.
+
+        Returns:
+            Its path.
+        """
         write_report([self.path], Path(path))
         return Path(path)
 

@@ -85,22 +85,32 @@ def aggregate(
 ) -> Aggregate:
     """Aggregate the clients' updates by a rule.
 
-    updates      (m, d) tensor or array, state dicts, paths of .safetensors or .npy files, or a `Source`
-    sizes        samples n_i of each client; p_i = n_i / n, or equal with weights = "uniform"
-    rule         a name (then `options` are its options) or a rule
-    granularity  one Gram matrix per "model", "layer" (tensor name up to the last dot) or "tensor"
-    tensors      (name, length) of the tensors that make up the columns of a matrix
-    clients      names for messages and the report
-    min_clients  fewer clients with finite updates than this is an error
-    reference    flat direction (d,) that the server remembers, for rules that rank clients by it (hgd)
-    trial        what clients measured of the candidate steps, for the rule `measured`
-    propose      take the average for now and give the candidate steps, for the rule `measured`
-    max_weight   largest share of the weights for one client; by default 0.4 under robust rules, else no bound
-    max_update_ratio  refuse updates longer than so many times the median length
-    refused      clients that the caller leaves out, and why; they are reported as rejected
-    gram         "exact", "sketch" (or a `CountSketch`), or "auto": exact unless large (docs/aggregation.md)
-    report       False leaves the diagnostics out; then the plain average is one pass over the updates
-    block        columns of one product, at most; results depend on it by rounding only
+    Args:
+        updates: (m, d) tensor or array, state dicts, paths of .safetensors or .npy files, or a `Source`.
+        sizes: samples n_i of each client.
+        rule: name of a rule (`options` are then its options), or a `Rule`.
+        granularity: one Gram matrix per "model", "layer" (tensor name up to the last dot) or "tensor".
+        weights: "size" for p_i = n_i / n, "uniform" for equal weights.
+        tensors: (name, length) of the tensors that make up the columns of a matrix.
+        clients: names for messages and the report.
+        min_clients: least number of clients with finite updates.
+        reference: flat direction (d,) that the server remembers, for rules that rank clients by it (hgd).
+        trial: what clients measured of the candidate steps, for the rule `measured`.
+        propose: take the average for now and return the candidate steps, for the rule `measured`.
+        max_weight: largest share of one client; default: 0.4 under robust rules, else no bound.
+        max_update_ratio: refuse updates longer than so many times the median length.
+        refused: clients that the caller leaves out, and why; they are reported as rejected.
+        gram: "exact", "sketch" (or a `CountSketch`), or "auto": exact unless large (docs/aggregation.md).
+        report: False leaves the diagnostics out; the plain average is then one pass over the updates.
+        block: most columns of one product; results depend on it by rounding only.
+        options: options of a rule that is given by name.
+
+    Returns:
+        The aggregate in the form of the updates, and a report: coefficients, step length against the
+        average's, votes, rejected clients.
+
+    Raises:
+        FedLDError: names, shapes or numbers do not fit, or too few updates are finite.
 
     >>> result = aggregate(torch.eye(2), [1, 3], "mean")
     >>> result.update, result.report.coefficients

@@ -43,7 +43,14 @@ NO_EXTRAS = Extras()
 
 @dataclass(frozen=True)
 class Rule:
-    """A frozen value: a name and the options of one aggregation rule."""
+    """Base of all aggregation rules: a frozen value with a name and options.
+
+    Rules that follow from inner products of updates are `GramRule`s; others are `CoordinateRule`s.
+
+    Attributes:
+        robust: whether the rule withstands a minority of wrong clients.
+        max_weight: largest share of the weights for one client, unless `aggregate` is given another.
+    """
 
     name: ClassVar[str]
     robust: ClassVar[bool] = False
@@ -56,27 +63,64 @@ class Rule:
         return False
 
     def bases(self) -> list["GramRule"]:
-        """Give the rules of the directions that candidate steps are made of, where clients are asked."""
+        """Name the rules that give the directions of candidate steps, for rules that clients measure.
+
+        Returns:
+            One rule for each direction; none unless the rule measures.
+        """
         return []
 
     def pairs(self) -> list[tuple[int, float]]:
-        """Give direction and length of every candidate step."""
+        """List direction and length of every candidate step.
+
+        Returns:
+            (index of a direction, length) of each candidate.
+        """
         return []
 
     def propose(self, basis: torch.Tensor) -> "Candidates":
-        """Make candidate steps of some directions, for rules with `bases`."""
+        """Make candidate steps of some directions, for rules with `bases`.
+
+        Args:
+            basis: (directions, d) vectors, one for each rule of `bases`.
+
+        Returns:
+            The candidates that clients measure.
+        """
         raise NotImplementedError
 
     def choose(self, answers: "Mapping[str, Vote | str]", weights: Mapping[str, float]) -> "Trial":
-        """Count what clients measured of the candidates, for rules with `bases`."""
+        """Choose a candidate by what clients measured, for rules with `bases`.
+
+        Args:
+            answers: by client its losses on the candidates, or why it has none.
+            weights: by client its share.
+
+        Returns:
+            The losses of all candidates and the chosen one.
+        """
         raise NotImplementedError
 
     def held_out(self, images: int) -> float:
-        """Give the share of a client's images that a round's training leaves out, to measure candidates."""
+        """Say which share of a client's images a round's training leaves out, to measure candidates on them.
+
+        Args:
+            images: number of the client's images.
+
+        Returns:
+            A share between 0 and 1; 0 unless the rule measures.
+        """
         return 0.0
 
     def kept(self, axes: "Spectrum") -> int:
-        """Number of leading principal axes the rule uses: all, unless it chooses."""
+        """Count the leading principal axes that the rule uses.
+
+        Args:
+            axes: eigenvalues and eigenvectors of the Gram matrix.
+
+        Returns:
+            All of them, unless the rule chooses.
+        """
         return axes.rank
 
 
@@ -94,10 +138,31 @@ class Robust:
 
 @dataclass(frozen=True)
 class GramRule(Rule):
-    """A rule of the clients' inner products: (K, p, extras) -> c with the aggregate G c."""
+    """Base of rules that compute coefficients c from the Gram matrix K = G'G; the aggregate is G c.
+
+    A rule that weights clients by the inverse length of their updates:
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class InverseLength(GramRule):
+    ...     def __call__(self, K, p, extras=NO_EXTRAS):
+    ...         c = p / np.sqrt(np.diag(K))
+    ...         return c / c.sum()
+    >>> InverseLength()(np.diag([1.0, 4.0]), np.array([0.5, 0.5])).round(3).tolist()
+    [0.667, 0.333]
+    """
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
-        """Coefficients c of the aggregate G c."""
+        """Compute the coefficients of the aggregate.
+
+        Args:
+            K: (m, m) inner products of the updates.
+            p: (m,) weights of the clients, summing to 1.
+            extras: what a rule may know beside them.
+
+        Returns:
+            (m,) coefficients c.
+        """
         raise NotImplementedError
 
 
@@ -106,7 +171,15 @@ class CoordinateRule(Rule):
     """A rule of single coordinates: ((m, b) block of all clients, p) -> (b,) block of the aggregate."""
 
     def __call__(self, block: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-        """Aggregate of one block of parameters."""
+        """Aggregate one block of parameters.
+
+        Args:
+            block: (m, b) numbers of all clients.
+            p: (m,) weights.
+
+        Returns:
+            (b,) numbers.
+        """
         raise NotImplementedError
 
 

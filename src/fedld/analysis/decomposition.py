@@ -94,13 +94,21 @@ def decompose(
     cross_error: ArrayLike | None = None,
     global_error: ArrayLike | None = None,
 ) -> Decomposition:
-    """Decompose L(w) = sum_j p_j L_j(w).
+    """Decompose L(w) = sum_j p_j L_j(w) into local, shift and aggregation loss (Eq. 2).
 
-    cross_loss     (clients, sampled) M[j, i] = L_j(w_i)
-    global_losses  (clients,) L_j(w) of the aggregate
-    sizes          (clients,) samples; 0 gives weight 0, and that client's losses may be nan
-    sampled        client of each column; None: every client, in order
-    *_error        standard errors of the entries, where they are estimates
+    Args:
+        cross_loss: (clients, sampled) matrix M[j, i] = L_j(w_i).
+        global_losses: (clients,) losses L_j(w) of the aggregate.
+        sizes: (clients,) numbers of samples; 0 gives weight 0, and that client's losses may be nan.
+        sampled: client of each column; None: every client, in order.
+        cross_error: standard errors of `cross_loss`, where it is estimated.
+        global_error: standard errors of `global_losses`, where they are estimated.
+
+    Returns:
+        The signed terms, which add up to L(w), and every client's contribution.
+
+    Raises:
+        FedLDError: shapes do not fit, or sizes are negative.
 
     >>> d = decompose([[0.2, 1.0], [0.8, 0.4]], [0.5, 0.5], [100, 100])
     >>> round(d.local, 12), round(d.shift, 12), round(d.aggregation, 12), round(d.total, 12)

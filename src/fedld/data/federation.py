@@ -27,10 +27,31 @@ Pair = tuple[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Clients, a global test set, and the folder that holds the pixels.
+    """Clients with their data, a global test set, and the folder that holds the samples.
 
-    Only the folder travels to a worker process; each process maps the same pages of `images.npy`. Clients
-    travel as a few arrays, however many there are.
+    Worker processes get the folder and map the same pages of `images.npy`; clients are sent as a few arrays,
+    however many there are. Make one with `fedld.data(...)` or the `from_...` methods.
+
+    Attributes:
+        name: of the dataset.
+        folder: holds images.npy and labels.npy.
+        classes: names of the classes, labels or the target.
+        clients: the clients, each with positions of its samples.
+        test: positions of the global test set.
+        mean, std: by channel, for normalisation.
+        partition: how samples were divided among clients.
+        skipped: files that were left out.
+        notes: what a reader should know of how it was made.
+        pixels: digest of all samples, where they are on this machine.
+        spec: the settings it was made from, if it was not changed since.
+        task: what is learned.
+        groups: names of the groups that draws keep in proportion; empty: the classes.
+
+    >>> import numpy as np
+    >>> pictures, labels = np.zeros((10, 8, 8), np.uint8), [0, 1] * 5
+    >>> sites = Federation.from_arrays({"berlin": (pictures, labels), "cairo": (pictures + 1, labels)})
+    >>> [client.name for client in sites.clients], sites.input_shape
+    (['berlin', 'cairo'], (1, 8, 8))
     """
 
     name: str
@@ -64,12 +85,23 @@ class Federation:
         name: str = "arrays",
         task: str = "classification",
     ) -> "Federation":
-        """Clients by name, each (samples, labels); without a test set a fifth of all is drawn for one.
+        """Make a federation of arrays.
 
-        Samples are uint8 pictures (N, H, W) or (N, H, W, C), which are normalised, or floats of any shape
-        (N, ...), which the model gets as they are. Labels are numbers from 0, or words; of the task
-        "regression" any numbers, of "survival" (N, 2) times and events, of "multilabel" (N, K) with 1, 0, or
-        -1 where a label is unknown (`classes` names the K labels), of "segmentation" masks (N, H, W).
+        Args:
+            clients: by name (samples, targets). Samples are uint8 pictures (N, H, W) or (N, H, W, C), which
+                are normalised, or floats of any shape (N, ...), which the model gets as they are.
+            test: the test set in the same form; without it a fifth of all samples is drawn.
+            classes: names of the classes, or of the K labels of "multilabel".
+            name: of the federation.
+            task: "classification" (targets are numbers from 0, or words), "regression" (numbers),
+                "survival" ((N, 2) times and events), "multilabel" ((N, K) with 1, 0, or -1 for unknown) or
+                "segmentation" (masks (N, H, W)).
+
+        Returns:
+            The federation; its samples are kept in the cache.
+
+        Raises:
+            FedLDError: samples and targets do not fit together, or are not finite.
         """
         from fedld.data.arrays import federation_from_arrays
 
@@ -205,9 +237,13 @@ class Federation:
         return self.groups or self.classes
 
     def label_counts(self, names: Iterable[str] | None = None) -> NDArray[np.int64]:
-        """Training images by client and class, (clients, classes); of all clients, or of some by name.
+        """Count training samples by client and class.
 
-        Classes of which a site does not tell the number have 0.
+        Args:
+            names: clients to count; default: all.
+
+        Returns:
+            (clients, classes) counts; 0 for classes of which a site does not tell the number.
         """
         chosen = self.clients if names is None else [self.client(name) for name in names]
         owner = np.repeat(np.arange(len(chosen)), [len(client.train) for client in chosen])
@@ -220,7 +256,17 @@ class Federation:
         return counts
 
     def client(self, name: str) -> Client:
-        """The client of a name."""
+        """Find a client by name.
+
+        Args:
+            name: its name.
+
+        Returns:
+            The client.
+
+        Raises:
+            KeyError: there is no such client.
+        """
         return self._by_name[name]
 
     @cached_property
@@ -228,10 +274,20 @@ class Federation:
         return {client.name: client for client in self.clients}
 
     def hold_out(self, fraction: float, seed: int) -> "Federation":
-        """Take a validation set from every client's training images; it becomes the test set of the result.
+        """Make a validation set of every client's training images the test set, for tuning.
 
-        Whatever is tuned on the result never sees the real test set. The draw is stratified by class, and
-        a client keeps at least one training image. Where patients are known, no patient is on both sides.
+        The draw is stratified by class, and a client keeps at least one training image. Where patients are
+        known, no patient is on both sides.
+
+        Args:
+            fraction: share of the training images.
+            seed: of the draw.
+
+        Returns:
+            A federation that does not contain the real test set.
+
+        Raises:
+            FedLDError: the fraction is not between 0 and 1, or takes no image or every patient of a client.
         """
         clients = []
         for client, taken in zip(self.clients, self._held_out(fraction, seed, "hold-out"), strict=True):
@@ -260,9 +316,17 @@ class Federation:
         return take_fold(self, fold, folds, seed)
 
     def set_aside(self, fraction: float, seed: int) -> "Federation":
-        """Take validation images from every client's training images, drawn as by `hold_out`.
+        """Set validation images aside at every client, drawn as by `hold_out`; the test set stays.
 
-        The test set stays what it is, and no model that is chosen by the validation images has seen it.
+        Args:
+            fraction: share of the training images.
+            seed: of the draw.
+
+        Returns:
+            A federation whose clients have validation images.
+
+        Raises:
+            FedLDError: the fraction is not between 0 and 1, or takes no image or every patient of a client.
         """
         clients = []
         for client, taken in zip(self.clients, self._held_out(fraction, seed, "validation"), strict=True):
@@ -307,7 +371,11 @@ class Federation:
         return read_column(self.folder, "patient")
 
     def describe(self) -> dict[str, Any]:
-        """Plain-data summary: what `fedld data --json` prints."""
+        """Summarise the federation as plain data, as `fedld data --json` prints it.
+
+        Returns:
+            Names, counts, shapes and notes.
+        """
         return {
             "dataset": self.name,
             "partition": self.partition,
@@ -336,7 +404,11 @@ class Federation:
         }
 
     def fingerprint(self) -> str:
-        """Digest of all that decides a result: pixels, labels, who trains on which image, who is tested."""
+        """Compute a digest of all that decides a result: samples, labels and how clients use them.
+
+        Returns:
+            A SHA-256 in hexadecimal digits.
+        """
         facts = (self.classes, self.pixels, self.mean, self.std, [client.name for client in self.clients])
         digest, labels = sha256(repr(facts).encode()), self.labels
         kind = np.int64 if labels.dtype.kind in "iu" else np.float64

@@ -14,17 +14,48 @@ from fedld.records.writer import each_line
 
 
 class Callback:
-    """Base of all callbacks; each method may be left out."""
+    """Base of all callbacks; a subclass overrides the methods it needs.
+
+    >>> import fedld
+    >>> class Rounds(fedld.Callback):
+    ...     def begin(self, experiment, out):
+    ...         self.seen = []
+    ...     def after_round(self, line, model):
+    ...         self.seen.append(line["round"])
+    ...         return line["round"] == 2  # ends the run
+    >>> rounds = Rounds()
+    >>> data = fedld.data("digits", clients=3)
+    >>> _ = fedld.run("fedavg", data, rounds=3, workers=0, callbacks=[rounds])
+    >>> rounds.seen
+    [1, 2]
+    """
 
     def begin(self, experiment: Experiment, out: Path) -> None:
-        """Begin or continue a run; `out` has the records of the rounds that are done."""
+        """Begin or continue a run.
+
+        Args:
+            experiment: its settings.
+            out: its folder, with the records of the rounds that are done.
+        """
 
     def after_round(self, line: RoundLine, model: nn.Module) -> bool | None:
-        """See the record of a round and its global model; True ends the run after this round."""
+        """Look at a finished round.
+
+        Args:
+            line: the round's record.
+            model: the global model after the round, in eval mode.
+
+        Returns:
+            True to end the run after this round.
+        """
         return None
 
     def end(self, summary: Summary) -> None:
-        """See the summary of a finished run."""
+        """Look at the finished run.
+
+        Args:
+            summary: its summary, as in summary.json.
+        """
 
 
 Function = Callable[[RoundLine, nn.Module], bool | None]

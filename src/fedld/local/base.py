@@ -22,22 +22,53 @@ from fedld.tasks.segmentation import Segmentation
 
 @dataclass(frozen=True)
 class Objective:
-    """Mean over the samples of a batch of cross-entropy, plus whatever a subclass adds."""
+    """Base of objectives: the mean cross-entropy of a batch, unless a subclass overrides it.
+
+    >>> import torch
+    >>> class Confident(Objective):
+    ...     def __call__(self, logits, labels):
+    ...         return super().__call__(logits, labels) + 0.01 * logits.square().mean()
+    >>> Confident()(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])).item() == Objective()(
+    ...     torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])).item()
+    True
+    """
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Loss of a batch."""
+        """Compute the loss of a batch.
+
+        Args:
+            logits: (N, C) outputs of the network.
+            labels: (N,) classes.
+
+        Returns:
+            The mean over the samples.
+        """
         return F.cross_entropy(logits, labels)
 
     def loss(self, context: Context) -> Tensor:
-        """Loss of a batch in its context, of which most objectives need only logits and labels."""
+        """Compute the loss of a batch in its context.
+
+        Args:
+            context: the batch; most objectives need only its logits and labels.
+
+        Returns:
+            The mean over the samples.
+        """
         return self(context.logits, context.labels)
 
 
 @dataclass(frozen=True)
 class ContextObjective(Objective):
-    """An objective that needs more of the context than logits and labels: it overrides `loss`.
+    """Base of objectives that need more than logits and labels; a subclass overrides `loss`.
 
-    What uses features asks for them before the logits, so that both come from one forward pass.
+    An objective that uses features asks for them before the logits, so that both come from one forward pass.
+
+    >>> class Anchored(ContextObjective):
+    ...     def loss(self, context):
+    ...         distance = (context.features - context.teacher.features).square().mean()
+    ...         return F.cross_entropy(context.logits, context.labels) + 0.1 * distance
+    >>> Anchored()
+    Anchored()
     """
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -60,11 +60,14 @@ class Training:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client gives back.
+    """What a client returns from a round.
 
-    `update` and `message` go to the server, `state` stays with the client, `metrics` are recorded.
-    `update` has two kinds of numbers in one vector: its parameters hold the difference w_i - w, its buffers
-    the new values, because a server combines differences of parameters but averages statistics as they are.
+    Attributes:
+        update: one vector: for parameters the difference w_i - w, for buffers the new values, because a
+            server combines differences of parameters but averages statistics as they are.
+        message: tensors for the server, by name.
+        state: tensors that stay with the client until its next round.
+        metrics: numbers for the client's record.
     """
 
     update: Tensor
@@ -75,11 +78,20 @@ class Reply:
 
 @dataclass
 class LocalClient:
-    """One client in one round: its model (already the incoming one), samples, state, the server's message.
+    """One client in one round, as `Method.client_update` sees it.
 
-    training_samples: samples used in this round; the others are held out for measuring
-    most_steps: bound on all training of the round
-    smallest_class: of a class with fewer samples nothing is sent by itself
+    Attributes:
+        name: the client's name.
+        round: number of the round.
+        flat: the model as one vector; it holds the incoming weights at first.
+        samples: all training samples.
+        training: learning rate, batch size, epochs and the like.
+        seed: the run's seed.
+        message: what the server sent beside the weights.
+        state: what the client kept of its last round.
+        training_samples: samples used in this round; the others are held out for measuring.
+        most_steps: bound on all training of the round.
+        smallest_class: nothing is sent by itself about a class with fewer samples.
     """
 
     name: str
@@ -135,16 +147,25 @@ class LocalClient:
         only: Collection[str] | None = None,
         average: bool = False,
     ) -> None:
-        """Steps over the client's samples: the only training loop there is.
+        """Train the model: the one training loop of the package.
 
-        `correction` edits the gradient before the step, `only` names the parameters that move. Weight decay
-        is a part of the loss: a correction sees the gradient of L_i(w) + (decay/2) |w|^2, so what it
-        subtracts, scales or clips means the same with decay as without.
-        `rate_sum` grows by lr times the sum of the weights with which the gradients entered the step, so that
-        (w - w_i) / rate_sum is their weighted mean: K lr for plain SGD, more with momentum. Adam's steps are
-        no sums of gradients: each counts as one.
-        With `average`, `mean_gradient` is the mean of the gradients that entered the steps, corrections
-        included: by the way that the weights went, or by their sum where the optimiser is not linear.
+        Weight decay is part of the loss: a correction sees the gradient of L_i(w) + (decay/2) |w|^2.
+
+        `rate_sum` grows by lr times the sum of the weights with which the gradients entered the steps, so
+        that (w - w_i) / rate_sum is their weighted mean: K lr for plain SGD, more with momentum. A step of
+        Adam is no sum of gradients and counts as one.
+
+        Args:
+            loss: the loss of a batch in its context.
+            correction: edits the flat gradient in place before each step, given (weights, gradient).
+            epochs: passes over the samples; default: the experiment's epochs or steps.
+            lr: learning rate; default: the experiment's.
+            only: names of the parameters that move; default: all.
+            average: also set `mean_gradient`, the mean of the corrected gradients of all steps: from the
+                distance of the weights, or as a sum where the optimiser is not linear.
+
+        Raises:
+            FedLDError: the steps exceed `most_steps`.
         """
         if only is not None and not only:
             return  # with a frozen trunk a method's own division may leave a part empty
@@ -220,19 +241,42 @@ class LocalClient:
             )
 
     def disclosed(self, counts: Tensor) -> Tensor:
-        """Numbers of samples by class as they may be sent: 0 for a class with fewer than `smallest_class`."""
+        """Set the counts of small classes to 0, so that they can be sent.
+
+        Args:
+            counts: (C,) samples by class.
+
+        Returns:
+            The counts with 0 for every class of fewer than `smallest_class` samples.
+        """
         return torch.where(counts < self.smallest_class, torch.zeros_like(counts), counts)
 
     def embedded(self) -> list[Batch]:
-        """Features and labels of all samples in order, by the model as it is, in eval mode."""
+        """Compute features and labels of all samples in order, by the model as it is, in eval mode.
+
+        Returns:
+            Batches of (features, labels).
+        """
         return self.embedding.batches(self.flat, self.samples)
 
     def context(self, images: Tensor, labels: Tensor) -> Context:
-        """A batch with what this client knows."""
+        """Put a batch together with what this client knows.
+
+        Args:
+            images: the batch's samples.
+            labels: their labels.
+
+        Returns:
+            The context.
+        """
         return Context(self.flat, images, labels, self.samples.labels, self.incoming, self.round)
 
     def gradient_at(self, displacement: Tensor) -> None:
-        """Within a correction: the gradient of the same batch at w + displacement takes its place."""
+        """Replace the gradient by that of the same batch at w + displacement; for use within a correction.
+
+        Args:
+            displacement: a vector as long as `weights`.
+        """
         here = self.weights.clone()
         self.weights.add_(displacement)
         self._batch_gradient()
@@ -286,10 +330,16 @@ class LocalClient:
     def reply(
         self, *, message: Tree | None = None, state: Tree | None = None, statistics: bool = True
     ) -> Reply:
-        """Update of the shared part, the private part kept as state, and what is recorded.
+        """Make the reply: the update of the shared part, the private part as state, and the recorded numbers.
 
-        BatchNorm statistics that stay with the client go up as a copy, `statistics` of the message: a global
-        model needs their mean.
+        Args:
+            message: tensors for the server.
+            state: tensors that stay with the client.
+            statistics: send a copy of BatchNorm statistics that stay with the client, because a global model
+                needs their mean.
+
+        Returns:
+            The reply.
         """
         layout, vector = self.layout, self.flat.vector
         update = layout.update(vector, self.incoming)

@@ -17,8 +17,17 @@ from fedld.models import as_model
 class Context:
     """A batch, the network that sees it, and what the client knows beside it.
 
-    Nothing is computed that no loss asks for: logits take one forward pass, features come out of the same
-    pass when they are asked for first, the teacher costs one more pass without gradients.
+    Only what a loss uses is computed: logits take one forward pass, features come from the same pass if they
+    are used first, the teacher takes one more pass without gradients.
+
+    Attributes:
+        flat: the network as one vector.
+        images: the batch's samples.
+        labels: their labels.
+        client_labels: labels of all training samples of the client.
+        incoming: the weights that the client received.
+        round: number of the round.
+        weights: other weights than the network's; see `seen_by`.
     """
 
     flat: FlatModel
@@ -60,11 +69,25 @@ class Context:
         return self.seen_by(self.incoming)
 
     def seen_by(self, weights: Tensor) -> "Context":
-        """The batch as a model with other weights sees it, in eval mode and without gradients."""
+        """View the batch through a model with other weights, in eval mode and without gradients.
+
+        Args:
+            weights: a model as one vector.
+
+        Returns:
+            The context of that model.
+        """
         return replace(self, weights=weights)
 
     def with_logits(self, logits: Tensor) -> "Context":
-        """The same batch with logits that were computed in another way."""
+        """Replace the logits by some that were computed in another way.
+
+        Args:
+            logits: (N, C) logits.
+
+        Returns:
+            The same batch with these logits.
+        """
         other = copy(self)
         vars(other)["logits"] = _widened(logits)
         return other

@@ -144,12 +144,27 @@ class Replies(Messages):
 
 @dataclass(frozen=True)
 class Method:
-    """Base of all methods, and by itself FedAvg: every step below may be replaced.
+    """Base of all methods, and by itself FedAvg: a subclass replaces the steps that differ.
 
-    `objective`, `rule` and `client_weights` are parts of every method: margin control or the principal rule
-    can be put around any of them, and clients count by size or alike in all that the method averages.
-    `max_weight` bounds a client's share (see `aggregate`); a client whose update is longer than
-    `max_update_ratio` times the median is refused before the method sees the round's replies.
+    Attributes:
+        objective: what a client minimises on a batch; margin control can be put around any method.
+        rule: how the server combines updates.
+        granularity: one Gram matrix per "model", "layer" or "tensor".
+        client_weights: whether clients count by "size" (p_i = n_i / n, Eq. 1) or alike ("uniform").
+        max_weight: largest share of one client (see `aggregate`).
+        max_update_ratio: a client whose update is longer than so many times the median is refused before the
+            method sees the round's replies.
+
+    A method that halves every learning rate of FedAvg's clients:
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Halved(Method):
+    ...     def client_update(self, client):
+    ...         client.train(self.loss, lr=client.training.lr / 2)
+    ...         return client.reply()
+    >>> Halved().rule
+    Mean()
     """
 
     objective: Objective = field(default_factory=Objective)
@@ -172,40 +187,96 @@ class Method:
     needs_linear: ClassVar[str] = ""  # why it needs steps that are sums of gradients at one rate, if it does
 
     def federation(self, federation: Federation) -> Federation:
-        """The federation this method trains on; `central` pools the clients here."""
+        """Choose the data that this method trains on; `central` pools the clients here.
+
+        Args:
+            federation: the clients' data.
+
+        Returns:
+            The federation to train on.
+        """
         return federation
 
     def check(self, model: nn.Module) -> None:
-        """Refuse a model that this method cannot train, before anything runs."""
+        """Refuse a model that this method cannot train, before the run begins.
+
+        Args:
+            model: the network.
+
+        Raises:
+            FedLDError: the model lacks what the method needs.
+        """
 
     def adapt(self, model: nn.Module) -> nn.Module:
-        """The model with what this method adds to it."""
+        """Add what this method needs to a model, such as a second head.
+
+        Args:
+            model: the network.
+
+        Returns:
+            The network to train.
+        """
         return model
 
     def private(self, model: nn.Module) -> frozenset[str]:
-        """Names of the parameters and buffers that stay with each client."""
+        """Name the parameters and buffers that stay with each client.
+
+        Args:
+            model: the network.
+
+        Returns:
+            Names as in `model.named_parameters()` and `model.named_buffers()`.
+        """
         return frozenset()
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
-        """Server state before the first round; `sizes` has the samples of every client, row by row."""
+        """Make the server's state before the first round.
+
+        Args:
+            weights: the initial model as one vector.
+            layout: where its tensors lie in the vector.
+            sizes: samples of every client, row by row.
+
+        Returns:
+            The server's state.
+        """
         return Server(weights)
 
     @staticmethod
     def zero_update(weights: Tensor, layout: Layout) -> Tensor:
-        """Zeros as long as an update: what a server state such as momentum begins with in `init`.
+        """Make zeros as long as an update, for a server state such as momentum in `init`.
 
         `weights` also hold private parameters and buffers, so `zeros_like(weights)` is too long for that.
+
+        Args:
+            weights: the model as one vector.
+            layout: where its tensors lie in the vector.
+
+        Returns:
+            A vector of zeros.
         """
         return torch.zeros_like(layout.shared_parameters(weights))
 
     def broadcast(self, server: Server) -> Tree:
-        """What every client gets beside the global weights."""
+        """Make what every client gets beside the global weights.
+
+        Args:
+            server: the server's state.
+
+        Returns:
+            Tensors by name; clients find them in `client.message`.
+        """
         return {}
 
     def personal(self, server: Server, row: int) -> Tree:
-        """What one client gets for itself; `weights` replace the global, `private` its private parameters.
+        """Make what one client gets for itself.
 
-        `row` is the client's place in what the server keeps of every client.
+        Args:
+            server: the server's state.
+            row: the client's position in what the server keeps of every client.
+
+        Returns:
+            Tensors by name; `weights` replace the global ones, `private` the client's private parameters.
         """
         return {}
 
@@ -215,37 +286,96 @@ class Method:
         return False
 
     def prepare(self, client: LocalClient) -> Tree:
-        """What a client sends before the round's training; its model is the incoming one."""
+        """Compute what a client sends before the round's training.
+
+        Args:
+            client: the client; its model is the incoming one.
+
+        Returns:
+            Tensors by name, for `gather`.
+        """
         raise NotImplementedError
 
     def calibrate(self, server: Server, messages: Messages) -> Server:
-        """The final server state from what `prepare` gave after the last round, where `calibrates` is set."""
+        """Make the final server state after the last round, for methods with `calibrates`.
+
+        Args:
+            server: the server's state after the last round.
+            messages: what `prepare` returned at all clients.
+
+        Returns:
+            The final state.
+        """
         raise NotImplementedError
 
     def gather(self, server: Server, messages: Messages) -> Server:
-        """Server state from what `prepare` gave, weights unchanged; `broadcast` then tells the clients."""
+        """Take in what `prepare` returned; the weights stay as they are.
+
+        Args:
+            server: the server's state.
+            messages: the clients' messages.
+
+        Returns:
+            The server's state, from which `broadcast` makes this round's message.
+        """
         raise NotImplementedError
 
     def client_update(self, client: LocalClient) -> Reply:
-        """Train on the client's samples and reply."""
+        """Train on the client's samples.
+
+        Args:
+            client: the client with its incoming model, samples, state and the server's message.
+
+        Returns:
+            The update and what goes with it.
+        """
         client.train(self.loss)
         return client.reply(statistics=self.has_global)
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
-        """Next server state from this round's replies."""
+        """Make the next server state from this round's replies.
+
+        Args:
+            server: the server's state.
+            replies: the accepted replies; refused clients are not among them.
+
+        Returns:
+            The next state, and the aggregate with its report.
+        """
         combined = self.aggregate(replies)
         return self.step(server, replies, combined.update), combined
 
     def message_bytes(self, layout: Layout) -> int:
-        """Bytes that one message of a client may have beyond a few models."""
+        """Bound the bytes of one client's message beyond a few models.
+
+        Args:
+            layout: where the model's tensors lie in its vector.
+
+        Returns:
+            A number of bytes.
+        """
         return 0
 
     def choices(self, server: Server) -> dict[str, float]:
-        """What the server has chosen by itself, by name: recorded with the round."""
+        """Name the numbers that the server has chosen by itself, for the round's record.
+
+        Args:
+            server: the server's state.
+
+        Returns:
+            Numbers by name.
+        """
         return {}
 
     def loss(self, context: Context) -> Tensor:
-        """What a client minimises on a batch: the objective, unless a method adds to it."""
+        """Compute what a client minimises on a batch: the objective, unless a method adds to it.
+
+        Args:
+            context: the batch with what the client knows.
+
+        Returns:
+            The loss, a scalar with a gradient.
+        """
         return self.objective.loss(context)
 
     @property
@@ -262,7 +392,14 @@ class Method:
         return replace(found, update=replies.gradients.sum(0))
 
     def aggregate(self, replies: Replies) -> Aggregate:
-        """The rule applied to the clients' updates; where all stays with the clients nothing is combined."""
+        """Apply the rule to the clients' updates.
+
+        Args:
+            replies: the accepted replies.
+
+        Returns:
+            The aggregate; where all parameters are private it is empty and its report compares the clients.
+        """
         if not replies.layout.shared:
             return self._compared(replies)
         return aggregate(
@@ -279,7 +416,14 @@ class Method:
         )
 
     def buffers(self, replies: Replies) -> Tensor:
-        """The shared buffers of the next global model."""
+        """Combine the clients' shared buffers.
+
+        Args:
+            replies: the accepted replies.
+
+        Returns:
+            The buffers of the next global model.
+        """
         return self._combine_buffers(replies, replies.layout.shared_buffers(replies.updates), private=False)
 
     def _combine_buffers(self, replies: Replies, values: Tensor, *, private: bool) -> Tensor:
@@ -289,7 +433,16 @@ class Method:
         return replies.layout.count_batches(mean, values, private=private)
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
-        """Add the aggregate to the parameters and average the buffers."""
+        """Add the aggregate to the parameters and average the buffers.
+
+        Args:
+            server: the server's state.
+            replies: the accepted replies.
+            update: the aggregate.
+
+        Returns:
+            The state with the next model.
+        """
         layout, weights = replies.layout, server.weights.clone()
         layout.shared_parameters(weights).add_(update)
         layout.shared_buffers(weights).copy_(self.buffers(replies))

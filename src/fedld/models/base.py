@@ -22,17 +22,31 @@ class Block:
 
 
 class Model(nn.Module):
-    """A classifier as a chain of blocks; the last one is the head and ends in a linear layer.
+    """Base of our networks: a chain of blocks; the last one is the head and ends in a linear layer.
 
     The feature function is called `embed` in every model, not `features`: torchvision names the trunk of
     MobileNetV2 and VGG `features`, and its parameter names are kept so that public weights load.
+
+    Attributes:
+        blocks: the parts that are trained or frozen as a whole, in order of computation.
+        trunk: a frozen network before this one, if there is one.
+
+    >>> import torch
+    >>> from fedld.models import build
+    >>> network = build("cnn", classes=2, image_size=28, seed=0)
+    >>> network.embed(torch.zeros(1, 3, 28, 28)).shape[1] == network.head.in_features
+    True
     """
 
     blocks: tuple[Block, ...]
     trunk: Callable[[Tensor], Tensor] | None = None
 
     def behind(self, trunk: Callable[[Tensor], Tensor]) -> None:
-        """Let a frozen trunk see the images first; it is no part of the parameters of this model."""
+        """Put a frozen trunk before this network; its parameters do not become this model's.
+
+        Args:
+            trunk: function from images to the input of the first block.
+        """
         object.__setattr__(self, "trunk", trunk)  # nn.Module would register it
 
     @property
@@ -43,14 +57,28 @@ class Model(nn.Module):
         return head
 
     def embed(self, x: Tensor) -> Tensor:
-        """Features (N, F), the input of the last linear layer, of images (N, channels, H, W)."""
+        """Compute features, the input of the last linear layer.
+
+        Args:
+            x: images (N, channels, H, W), or what the trunk takes.
+
+        Returns:
+            Features (N, F).
+        """
         x = x if self.trunk is None else self.trunk(x)
         for name in [name for block in self.blocks for name in block.modules][:-1]:
             x = self.get_submodule(name)(x)
         return x
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (N, classes)."""
+        """Compute logits.
+
+        Args:
+            x: images (N, channels, H, W), or what the trunk takes.
+
+        Returns:
+            Logits (N, classes).
+        """
         logits: Tensor = self.head(self.embed(x))
         return logits
 

@@ -152,6 +152,8 @@ def auto(
     """
     if "method" in settings:
         raise FedLDError("auto chooses the method: leave it out")
+    if not minutes > 0:
+        raise FedLDError(f"minutes is the time to spend, above 0, not {minutes!r:.80}")
     if (out / "trials").exists() and not resume:
         raise FedLDError(f"'{out}' already holds a search: choose another --out, or finish it with --resume")
     return _Search(dict(settings), out, minutes, primary, jobs, progress).go()

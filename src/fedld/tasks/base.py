@@ -31,36 +31,99 @@ class Task(ABC):
 
     @abstractmethod
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Give the plain loss of every sample, in float64 so that sums over many are exact enough."""
+        """Compute the plain loss of every sample, in float64 so that sums over many are exact enough.
+
+        Args:
+            outputs: (N, ...) outputs of a model.
+            targets: (N, ...) targets.
+
+        Returns:
+            (N,) losses.
+        """
 
     @abstractmethod
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """Give the further sums of a batch."""
+        """Compute the further sums of a batch.
+
+        Args:
+            outputs: (N, ...) outputs of a model.
+            targets: (N, ...) targets.
+
+        Returns:
+            Sums by name.
+        """
 
     @abstractmethod
     def objective(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Give the mean loss of a batch, to be minimised."""
+        """Compute the mean loss of a batch, to be minimised.
+
+        Args:
+            outputs: (N, ...) outputs of a model.
+            targets: (N, ...) targets.
+
+        Returns:
+            A scalar with a gradient.
+        """
 
     @abstractmethod
     def predicted(self, outputs: Tensor, names: Sequence[str]) -> dict[str, list[str]]:
-        """Give the columns of a table of predictions, one row per sample."""
+        """Make the columns of a table of predictions, one row per sample.
+
+        Args:
+            outputs: (N, ...) outputs of a model.
+            names: of the outputs.
+
+        Returns:
+            Cells by column.
+        """
 
     @abstractmethod
     def targets(self, targets: NDArray[np.generic], names: Sequence[str]) -> dict[str, list[str]]:
-        """Give the columns that say what is true of every sample in a table of predictions."""
+        """Make the columns of a table of predictions that say what is true of every sample.
+
+        Args:
+            targets: (N, ...) targets.
+            names: of the outputs.
+
+        Returns:
+            Cells by column.
+        """
 
     @abstractmethod
     def batch(self, outputs: int) -> tuple[Tensor, Tensor]:
-        """Give a few outputs and targets to try a user's functions on."""
+        """Make a few outputs and targets to try a user's functions on.
+
+        Args:
+            outputs: number of outputs.
+
+        Returns:
+            Outputs and targets.
+        """
 
     def strata(self, targets: NDArray[np.generic]) -> NDArray[np.int64]:
-        """Give the group of every sample whose size a site guards; one group where there are no classes."""
+        """Group the samples; sites do not tell the size of a small group.
+
+        Args:
+            targets: (N, ...) targets.
+
+        Returns:
+            (N,) groups; one group for all where there are no classes.
+        """
         return np.zeros(len(targets), np.int64)
 
     def cases(
         self, outputs: Tensor, targets: NDArray[np.generic], names: Sequence[str]
     ) -> dict[str, list[str]]:
-        """Give the columns that compare prediction and truth of every sample in a table of predictions."""
+        """Make the columns of a table of predictions that compare prediction and truth of every sample.
+
+        Args:
+            outputs: (N, ...) outputs of a model.
+            targets: (N, ...) targets.
+            names: of the outputs.
+
+        Returns:
+            Cells by column.
+        """
         return {}
 
     def fitted(self, clients: Sequence[NDArray[np.generic]], names: Sequence[str]) -> "Task":
@@ -69,31 +132,65 @@ class Task(ABC):
         Args:
             clients: training targets of every client.
             names: of the model's outputs.
+
+        Returns:
+            The task that is used in the run.
         """
         return self
 
     def tally(self, outputs: Tensor, targets: Tensor) -> Tally:
-        """Tally a batch."""
+        """Tally a batch.
+
+        Args:
+            outputs: (N, ...) outputs of a model.
+            targets: (N, ...) targets.
+
+        Returns:
+            Sums that merge by adding.
+        """
         losses = self.losses(outputs, targets)
         return Tally(
             len(targets), losses.sum().item(), losses.square().sum().item(), self.sums(outputs, targets)
         )
 
     def sample_tally(self, outputs: Tensor, targets: Tensor) -> SampleTally:
-        """Tally a batch and keep its predictions, for measures that need all of them."""
+        """Tally a batch and keep its predictions, for measures that need all of them.
+
+        Args:
+            outputs: (N, ...) outputs of a model.
+            targets: (N, ...) targets.
+
+        Returns:
+            The tally with predictions.
+        """
         plain = self.tally(outputs, targets)
         kept = SamplePredictions(np.asarray(outputs.detach().double().cpu()), np.asarray(targets.cpu()))
         return SampleTally(plain.count, plain.loss, plain.loss_squared, plain.sums, predictions=kept)
 
     def scores(self, tally: Tally, further: Mapping[str, Measure] | None = None) -> Scores:
-        """Give the values of all measures that a tally allows, then those of `further` measures."""
+        """Compute all measures that a tally allows.
+
+        Args:
+            tally: sums, or sums with predictions.
+            further: a user's measures, computed where there are predictions.
+
+        Returns:
+            Values by name, and `count`.
+        """
         exact = isinstance(tally, SampleTally)
         chosen = [m for m in self.measures if m.value is not None and (exact or not m.exact)]
         chosen += list((further or {}).values()) if exact else []
         return {"count": tally.count} | {measure.name: defined(measure, tally) for measure in chosen}
 
     def measure(self, name: str) -> Measure:
-        """Give the measure of a name."""
+        """Find a measure by name.
+
+        Args:
+            name: its name.
+
+        Returns:
+            The measure.
+        """
         return next(measure for measure in self.measures if measure.name == name)
 
 

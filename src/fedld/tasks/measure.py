@@ -21,18 +21,22 @@ LAST = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """A named quantity.
+    """A named quantity, with what tables, curves, verdicts, tuning and trackers need to show it.
 
-    name    in records, options and files
-    title   in tables and sentences
-    unit    of the value as it is shown
-    scale   of the shown value to the recorded one: 100 for a share that is shown in percent
-    digits  after the point
-    better  which way is better
-    value   from a tally to the recorded value; None where the measure was read from a file
-    exact   whether the value needs every prediction (`Tally.predictions`), not only sums
-    worst   the measure of which this one is the worst client's value, if it is one
-    minor   whether sentences and tables of text leave it out; pages, files and curves have it
+    Attributes:
+        name: name in records, options and files.
+        title: name in tables and sentences.
+        unit: unit of the value as it is shown.
+        scale: shown value / recorded value: 100 for a share that is shown in percent.
+        digits: digits after the point.
+        better: whether "more" or "less" is better.
+        value: function from a tally to the recorded value; None where the measure was read from a file.
+        exact: whether the value needs every prediction (`SampleTally`), not only sums.
+        worst: name of the measure of which this one is the worst client's value, if it is one.
+        minor: whether sentences and tables of text leave it out; pages, files and curves have it.
+
+    >>> Measure(name="mae", title="absolute error", unit="mm", digits=1, better="less").format(2.345)
+    '2.3 mm'
     """
 
     name: str
@@ -62,15 +66,35 @@ class Measure:
         return " points" if self.unit == "%" else ""
 
     def scaled(self, value: float) -> float:
-        """A recorded value as it is shown: the only place that multiplies by 100."""
+        """Convert a recorded value to the shown one; nothing else multiplies by 100.
+
+        Args:
+            value: as in the records.
+
+        Returns:
+            As in tables.
+        """
         return self.scale * value
 
     def recorded(self, value: float) -> float:
-        """A shown value as it is recorded."""
+        """Convert a shown value to the recorded one.
+
+        Args:
+            value: as in tables.
+
+        Returns:
+            As in the records.
+        """
         return value / self.scale
 
     def format(self, value: float) -> str:
-        """A shown value with its unit.
+        """Write a shown value with its unit.
+
+        Args:
+            value: as in tables.
+
+        Returns:
+            The text.
 
         >>> Measure(name="accuracy", title="accuracy", unit="%", scale=100, digits=2).format(61.5)
         '61.50 %'
@@ -78,22 +102,46 @@ class Measure:
         return f"{value:.{self.digits}f}" + (f" {self.unit}" if self.unit else "")
 
     def best(self, values: Sequence[float]) -> float:
-        """The best of some values."""
+        """Choose the best of some values.
+
+        Args:
+            values: at least one.
+
+        Returns:
+            The largest, or the smallest where less is better.
+        """
         return max(values) if self.better == "more" else min(values)
 
     def worst_of(self, values: Sequence[float]) -> float:
-        """The worst of some values."""
+        """Choose the worst of some values.
+
+        Args:
+            values: at least one.
+
+        Returns:
+            The smallest, or the largest where less is better.
+        """
         return min(values) if self.better == "more" else max(values)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the function."""
+        """Describe the measure for a file.
+
+        Returns:
+            All attributes but the function.
+        """
         plain = asdict(replace(self, value=None))
         del plain["value"]
         return plain
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "Measure":
-        """A measure as a file describes it; what does not fit its type is replaced by the default.
+        """Read a measure from its description in a file; values of the wrong type become the default.
+
+        Args:
+            plain: what `to_json` returned.
+
+        Returns:
+            The measure, without a function.
 
         >>> Measure.from_json(Measure(name="mae", title="error", better="less").to_json()).better
         'less'

@@ -19,10 +19,13 @@ BINS = 1000
 
 @dataclass(frozen=True)
 class Metric:
-    """`sums(logits, labels)` of a batch is a vector; `value` of added sums is the measure.
+    """A user's measure, computed from sums so that batches, clients and sites merge by adding.
 
-    `better` says which way: more, or less. `title`, `unit`, `scale` and `digits` say how it is shown, as in
-    `fedld.tasks.Measure`.
+    Attributes:
+        sums: function of (logits, labels) of a batch that returns a vector of sums.
+        value: function of the added sums that returns the measure.
+        better: whether "more" or "less" is better.
+        title, unit, scale, digits: how it is shown, as in `fedld.Measure`.
 
     >>> hits = Metric(lambda z, y: torch.stack([(z.argmax(1) == y).sum(), torch.tensor(len(y))]),
     ...               lambda sums: sums[0] / sums[1])
@@ -39,11 +42,30 @@ class Metric:
     digits: int = 4
 
     def __call__(self, logits: Tensor, labels: Tensor) -> float:
-        """The measure of one batch."""
+        """Compute the measure of one batch.
+
+        Args:
+            logits: (N, C) outputs.
+            labels: (N,) labels.
+
+        Returns:
+            The value.
+        """
         return self.merged([self.added(logits, labels)])
 
     def added(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The sums of one batch, in float64."""
+        """Compute the sums of one batch.
+
+        Args:
+            logits: (N, C) outputs.
+            labels: (N,) labels.
+
+        Returns:
+            A vector in float64.
+
+        Raises:
+            FedLDError: the user's function returns no tensor.
+        """
         sums = self.sums(logits, labels)
         if not isinstance(sums, Tensor):
             raise FedLDError(
@@ -52,7 +74,14 @@ class Metric:
         return sums.double()
 
     def merged(self, sums: Iterable[Tensor]) -> float:
-        """The measure of all batches together."""
+        """Compute the measure of all batches together.
+
+        Args:
+            sums: what `added` returned for each batch.
+
+        Returns:
+            The value.
+        """
         return float(self.value(torch.stack(list(sums)).sum(0)))
 
 

@@ -108,7 +108,15 @@ class UpdateTransform:
         return message, {}
 
     def decode(self, message: Tree, layout: Layout) -> Tree:
-        """Turn a client's message back into one of the form that `encode` was given."""
+        """Turn a client's message back into one of the form that `encode` was given.
+
+        Args:
+            message: what the client sent.
+            layout: where the model's tensors lie in its vector.
+
+        Returns:
+            The message that `encode` was given, up to what the transform loses.
+        """
         return message
 
     def total(

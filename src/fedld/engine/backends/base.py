@@ -15,7 +15,7 @@ from fedld.layout import Tree
 
 
 class Backend(Protocol):
-    """Where the jobs of a round run."""
+    """Run the jobs of a round: train, evaluate, measure. An own one needs these two methods."""
 
     def run(
         self, jobs: Sequence[Job], common: Tree, done: Done | None = None, deadline: float | None = None
@@ -39,34 +39,81 @@ class Backend(Protocol):
 
 
 class Engine(Protocol):
-    """Where a run happens: whose data it trains on and who does the work.
+    """Decide where a run happens: where its data are and who does the work.
 
     Attributes:
         keeps_states: whether the clients' states lie in the run directory, not at sites.
+
+    >>> import fedld
+    >>> engine = fedld.ThisMachine(workers=0)
+    >>> result = fedld.run("fedavg", fedld.data("digits", clients=3), rounds=1, engine=engine)
+    >>> result.summary["rounds"]
+    1
     """
 
     keeps_states: bool
 
     def federation(self, experiment: Experiment) -> Federation:
-        """The clients and the test set."""
+        """Load the clients and the test set.
+
+        Args:
+            experiment: the settings.
+
+        Returns:
+            The federation.
+        """
         ...
 
     def shares_memory(self, setup: Setup) -> bool:
-        """Whether other processes of this machine do the work."""
+        """Say whether other processes of this machine do the work.
+
+        Args:
+            setup: the resolved experiment.
+
+        Returns:
+            True if updates are exchanged through shared memory.
+        """
         ...
 
     def check(self, setup: Setup, rows: int) -> None:
-        """Refuse a run that cannot be done here, where so many clients train in a round."""
+        """Refuse a run that cannot be done here.
+
+        Args:
+            setup: the resolved experiment.
+            rows: number of clients that train in a round.
+
+        Raises:
+            FedLDError: memory does not suffice, or a part of the experiment cannot be used here.
+        """
         ...
 
     def backend(self, setup: Setup, memory: SharedMemory) -> Backend:
-        """Who runs the jobs."""
+        """Start what runs the jobs.
+
+        Args:
+            setup: the resolved experiment.
+            memory: the matrix of updates and the current model.
+
+        Returns:
+            The backend; the caller closes it.
+        """
         ...
 
     def provenance(self) -> dict[str, str]:
-        """What the model file says of where it comes from; asked when the run is done."""
+        """Describe the run's origin for the model file; called when the run is done.
+
+        Returns:
+            Texts by name.
+        """
         ...
 
     def resuming(self, out: Path) -> str:
-        """The command that continues a run which was stopped."""
+        """Give the command that continues a stopped run.
+
+        Args:
+            out: the run's folder.
+
+        Returns:
+            A command line.
+        """
         ...

@@ -17,7 +17,7 @@ from fedld.errors import FedLDError, nearest
 
 
 class ThisMachine:
-    """This machine: the dataset's clients, trained by worker processes or in this process.
+    """Train the dataset's clients on this machine, by worker processes or in this process.
 
     Args:
         workers: number of worker processes, 0 for this process; None: as the setting `workers` says.
@@ -32,31 +32,72 @@ class ThisMachine:
         return f"ThisMachine(workers={self.workers})"
 
     def federation(self, experiment: Experiment) -> Federation:
-        """The user's own, or the dataset divided among clients."""
+        """Load the dataset and divide it among clients, or take the user's own federation.
+
+        Args:
+            experiment: the settings.
+
+        Returns:
+            The federation.
+        """
         return make_federation(experiment)
 
     def shares_memory(self, setup: Setup) -> bool:
-        """Whether there are worker processes."""
+        """Say whether there are worker processes.
+
+        Args:
+            setup: the resolved experiment.
+
+        Returns:
+            True if there are.
+        """
         return self._count(setup.experiment) > 0
 
     def check(self, setup: Setup, rows: int) -> None:
-        """Is there memory enough for all workers, and can they have the user's own parts?"""
+        """Refuse a run for which memory does not suffice; warn if own parts keep it in this process.
+
+        Args:
+            setup: the resolved experiment.
+            rows: number of clients that train in a round.
+
+        Raises:
+            FedLDError: memory does not suffice.
+        """
         asked = self._asked(setup.experiment)
         if asked != 0 and (why := stays_here(setup.experiment.own, asked=asked is not None)):
             warnings.warn(f"{why}: the run stays in this process", stacklevel=4)
         check_memory(setup, rows, self._count(setup.experiment))
 
     def backend(self, setup: Setup, memory: SharedMemory) -> Backend:
-        """Persistent workers, one per core unless told."""
+        """Start the worker processes, one per core unless `workers` says otherwise.
+
+        Args:
+            setup: the resolved experiment.
+            memory: the matrix of updates and the current model.
+
+        Returns:
+            The backend.
+        """
         workers = self._count(setup.experiment)
         return WorkerPool(setup, memory, workers) if workers else InProcess(setup, memory)
 
     def provenance(self) -> dict[str, str]:
-        """Nothing beyond what is in the run directory."""
+        """Add nothing to the model file: the run directory has everything.
+
+        Returns:
+            An empty mapping.
+        """
         return {}
 
     def resuming(self, out: Path) -> str:
-        """As any run."""
+        """Give the command that continues a stopped run.
+
+        Args:
+            out: the run's folder.
+
+        Returns:
+            A command line.
+        """
         return f"fedld run --resume {out}"
 
     def _asked(self, experiment: Experiment) -> int | None:
