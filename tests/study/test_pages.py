@@ -1,126 +1,140 @@
-"""Numbers in the documentation come from the files in results/."""
+"""Numbers in the documentation come from the tidy file of the reproduction."""
 
-import importlib.util
 import json
+import re
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from fedld.errors import FedLDError
+from fedld.study.compare import write_comparison
+from fedld.study.comparison import compare_runs
+from reproduction import evidence, figures, pages
+from reproduction.add import add, settings_of
+
+TEXTS = {path.name: path.read_text(encoding="utf-8") for path in pages.PAGES}
+NUMBER = re.compile(r"<!-- (results|across|span|standing|point|value) ")
 
 
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "results" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def numbers(study, method, measure):
+    """Values by seed, read from the file and not from a comparison."""
+    lines = [one for one in evidence.numbers_of(study) if (one.method, one.measure) == (method, measure)]
+    return [line.value for line in lines]
 
 
-@pytest.fixture(scope="module")
-def tables():
-    return script("tables")
+def test_every_page_shows_the_numbers_of_the_file():
+    assert "<!-- generated" in TEXTS["reproduction.md"]
+    assert pages.update_pages(write=False) == [], "run: python -m reproduction pages"
 
 
-@pytest.fixture(scope="module")
-def figures():
-    return script("figures")
+def test_pages_have_one_kind_of_block():
+    assert [name for name, text in TEXTS.items() if NUMBER.search(text)] == []
+    for name, text in TEXTS.items():
+        assert text.count("<!-- generated") == text.count("<!-- /generated -->"), name
 
 
-def test_every_page_shows_the_numbers_of_the_files(tables):
-    marked = [path for path in tables.PAGES if "<!-- results " in path.read_text()]
-    assert ROOT / "docs/reproduction.md" in marked
-    stale = [path.name for path in tables.PAGES if tables.current(path.read_text()) != path.read_text()]
-    assert stale == [], "run: python results/tables.py"
+def test_a_changed_number_is_found_and_replaced(tmp_path):
+    page = tmp_path / "page.md"
+    text = TEXTS["from-scratch.md"]
+    page.write_text(text.replace("62.70 ± 0.96", "72.70 ± 0.96"))
+    assert pages.update_pages([page], write=False) == ["page.md"]
+    assert pages.update_pages([page]) == ["page.md"]
+    assert page.read_text() == text
 
 
-def test_no_line_begins_with_a_number_s_comment(tables):
-    """Markdown would end the paragraph there."""
-    found = [
-        f"{path.name}: {line[:60]}"
-        for path in tables.PAGES
-        for line in path.read_text().splitlines()
-        if line.lstrip().startswith(("<!-- value", "<!-- span", "<!-- point"))
-    ]
-    assert found == []
+def test_what_a_page_asks_for_must_exist():
+    with pytest.raises(FedLDError, match="unknown column 'f1'"):
+        pages.table("covid-table1", "f1")
+    with pytest.raises(FedLDError, match="no study 'fundus-table1-dirichlet100-1'"):
+        pages.table("fundus-table1-dirichlet100-1", "final")
+    with pytest.raises(FedLDError, match="has no row 'nothing'"):
+        pages.value("covid-table1", "nothing", "final")
+    with pytest.raises(FedLDError, match="is a search, not a comparison"):
+        pages.table("tune/covid-head-fedavg", "final")
+    with pytest.raises(FedLDError, match="is a comparison, not a Figure 2"):
+        pages.figure("covid-table1")
 
 
-def test_a_changed_number_is_found_and_mended(tables):
-    page = (ROOT / "docs/from-scratch.md").read_text()
-    assert tables.current(page.replace("62.70 ± 0.96", "72.70 ± 0.96")) == page
-    found = json.loads((ROOT / "results/covid-table1/table.json").read_text())["columns"][0]["rows"][0]
-    inline = "<!-- value covid-table1 fedavg final -->99<!-- /value -->"
-    assert f">{found['final_mean']:.2f} ± " in tables.current(inline)
-
-
-def test_what_a_page_asks_for_must_exist(tables):
-    with pytest.raises(SystemExit, match="unknown column 'f1'"):
-        tables.table("covid-table1 f1")
-    with pytest.raises(SystemExit, match="names 2 splits"):
-        tables.table("fundus-table1-dirichlet100-1 final")
-    with pytest.raises(SystemExit, match="has no row 'nobody'"):
-        tables.value("covid-table1", "nobody", "final")
-
-
-def test_a_table_that_compare_writes_can_be_shown(tables, write_run, tmp_path, monkeypatch):
-    from fedld.study.compare import write_comparison
-    from fedld.study.comparison import compare_runs
-
-    runs = [write_run("fedavg", s, accuracy=0.8, auroc=0.9) for s in range(3)]
-    (tmp_path / "results/new").mkdir(parents=True)
-    write_comparison(compare_runs("t", runs, "fedavg"), tmp_path / "results/new", "fedld compare")
-    monkeypatch.setattr(tables, "ROOT", tmp_path)
-    assert "| `fedavg` | 80.00 ± 0.00 |  | 0.9000 ± 0.0000 | - |" in tables.table(
-        "new final difference auroc never_predicted"
+def test_statistics_are_those_of_the_package():
+    values, base = (numbers("covid-head-tuned", name, "accuracy") for name in ("scaffold", "fedavg"))
+    standing = evidence.load_study("covid-head-tuned").standing("scaffold")
+    assert standing.difference.mean == pytest.approx((sum(values) - sum(base)) / 10)
+    assert standing.p_value > standing.difference.p_value, "corrected for all methods"
+    assert pages.value("covid-head-tuned", "scaffold", "difference") == (
+        f"{standing.difference.mean:+.2f} [{standing.difference.interval[0]:+.2f}, "
+        f"{standing.difference.interval[1]:+.2f}]"
     )
 
 
-def test_the_share_of_the_gap_to_pooled_training(tables):
-    def row(label, difference, low=None):
-        interval = None if low is None else [low, 9.0]
-        return {"label": label, "difference": difference, "interval": interval}
+def test_a_finished_study_is_added_as_it_was_compared(write_run, tmp_path):
+    methods = {"fedavg": 0.8, "fedld": 0.7}
+    runs = [
+        write_run(name, seed, accuracy=x + seed / 100, auroc=0.9)
+        for name, x in methods.items()
+        for seed in range(3)
+    ]
+    compared = compare_runs("t", runs, "fedavg")
+    out = tmp_path / "new"
+    out.mkdir()
+    write_comparison(compared, out, f"fedld compare --set fedld.lr=0.03 --dataset npz:{tmp_path}/a.npz")
+    files = {"numbers": tmp_path / "e.csv.gz", "commands": tmp_path / "c.json"}
+    for _ in range(2):  # a study with the same name replaces it
+        assert add([out], {str(tmp_path): "DATA"}, **files) == ["new"]
+    lines, about = evidence.read_numbers(files["numbers"]), evidence.read_commands(files["commands"])["new"]
+    assert about["command"].endswith("npz:DATA/a.npz")
+    assert {line.federation for line in lines} == {"a"}
+    study = evidence.make_study("new", about, lines)
+    assert study.comparison.to_csv() == compared.to_csv()
+    assert study.comparison.verdict == compared.verdict
+    assert study.settings["fedld"] == {"lr": 0.03}
+    with pytest.raises(FedLDError, match="has no table"):
+        add([tmp_path], **files)
 
-    rows = [row("fedavg", None), row("scaffold", 3.0, 1.0), row("central", 4.0, 3.0)]
-    assert [found.get("gap") for found in tables.with_gaps(rows)] == [None, 0.75, 1.0]
-    rows[-1]["interval"] = [-0.1, 9.0]
-    assert all("gap" not in found for found in tables.with_gaps(rows)), "pooled training is not surely ahead"
+
+def test_the_page_of_all_tables_has_every_study():
+    page = pages.evidence_page()
+    assert all(f"(evidence/{name}.csv)" in page for name in pages.comparisons())
+    assert pages.value("covid-head-tuned", "fedld", "final") in page
 
 
-def test_a_class_never_predicted_is_told_with_its_seeds(tables):
-    row = {"seeds": [0, 1, 2], "never_predicted": {"COVID": 2}}
-    assert tables.cell(row, "never_predicted") == "COVID (2 of 3 seeds)"
+def test_the_share_of_the_gap_to_pooled_training():
+    rows = {row.label: row for row in pages.rows_of("covid-head-tuned")}
+    lead = rows["central"].standing.difference.mean
+    assert pages.gap(rows["scaffold"]) == rows["scaffold"].standing.difference.mean / lead
+    assert pages.gap(rows["fedavg"]) is None
+    behind = [row for row in pages.rows_of("retina-split1-head-tuned") if row.label == "central"]
+    assert behind[0].standing.difference.interval[0] <= 0
+    assert pages.gap(behind[0]) is None, "pooled training is not significantly ahead"
 
 
-def test_the_sensitivity_figure_reads_the_tables(figures, tmp_path):
+def test_a_class_never_predicted_is_shown_with_its_seeds():
+    assert pages.value("covid-head-tuned", "fedpac", "never_predicted") == "2 (10 of 10 seeds)"
+
+
+def test_the_sensitivity_figure_reads_the_tables(tmp_path):
     lines = figures.lines_of(figures.FIGURES["rate"][1][0])
     assert list(lines["fedavg"]) == sorted(lines["fedavg"])
-    found = json.loads((ROOT / "results/covid-head-lr0.03/table.json").read_text())["rows"]
-    assert lines["fedld"][0.03] == next(row["final"] for row in found if row["label"] == "fedld")
+    assert lines["fedld"][0.03] == numbers("covid-head-lr0.03", "fedld", "accuracy")
     figures.draw("rate", tmp_path)
     assert "pooled data" in (tmp_path / "sensitivity-rate.svg").read_text()
     assert (tmp_path / "sensitivity-rate.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_figure_of_the_loss_terms_reads_the_tables(figures, tmp_path, monkeypatch):
-    (tmp_path / "one").mkdir()
-    terms = {"local": 0.25, "shift": 0.5, "aggregation": -0.125, "total": 0.625}
-    causes = [{"label": "fedavg", **terms}, {"label": "local", "local": 0.1}]
-    (tmp_path / "one/table.json").write_text(json.dumps({"causes": causes}))
+def test_the_figure_of_the_loss_terms_reads_the_tables(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(figures, "TERMS", {"first": "one", "second": "one"})
+    monkeypatch.setattr(figures, "TERMS", {"first": "covid-head-shared", "second": "covid-head-shared"})
     monkeypatch.setattr(figures, "_save", lambda figure, path: seen.append((figure, path.name)))
-    figures.draw_terms(tmp_path, tmp_path)
+    figures.draw_terms(tmp_path)
     ((figure, name),) = seen
     ax = figure.axes[0]
-    bars = [(bar.get_x(), bar.get_width()) for bar in ax.patches]
-    assert bars == [(0, 0.25), (0.25, 0.5), (0.75, -0.125)]
-    assert list(ax.lines[0].get_xdata()) == [0.625]
-    assert [text.get_text() for text in ax.get_yticklabels()] == ["fedavg"]
+    account = evidence.load_study("covid-head-shared").standing("fedavg").account
+    assert ax.patches[0].get_width() == account.local
+    assert ax.lines[0].get_xdata()[0] == account.total
     assert [text.get_text() for text in figure.legends[0].texts][-1] == "= global loss"
     assert name == "loss-terms"
 
 
-def test_names_of_lines_do_not_lie_on_each_other(figures):
+def test_names_of_lines_do_not_lie_on_each_other():
     places = list(figures.spread({"a": 0.98, "b": 0.99, "c": 0.99, "d": -2.0}, 0.05).values())
     assert places == sorted(places)
     assert places[0] >= 0
@@ -128,91 +142,76 @@ def test_names_of_lines_do_not_lie_on_each_other(figures):
     assert min(b - a for a, b in pairwise(places)) >= 0.05 - 1e-12
 
 
-def test_the_rate_of_a_row_is_its_own_or_that_of_all(tables):
+def test_settings_of_a_row_are_its_own_or_those_of_all():
     command = "fedld compare --lr 0.1 --set fedld-drift.lr=0.01 --set fedavg.lr=0.03"
-    rates = [tables.rate_of(command, label) for label in ("fedavg", "fedld", "fedld-drift")]
-    assert rates == ["0.03", "0.1", "0.01"]
-    assert tables.rate_of("fedld compare", "fedavg") is None
-
-
-def test_a_number_s_range_over_several_tables(tables):
-    names = [f"covid-head-lr{rate}" for rate in ("0.003", "0.01", "0.1")]
-    means = [float(tables.value(name, "fedavg", "final").split()[0]) for name in names]
-    low, high = map(float, tables.span("fedavg", "final", " ".join(names)).split(" to "))
-    assert (low, high) == pytest.approx((min(means), max(means)), abs=0.051)
-    page = f"<!-- span fedavg final {' '.join(names)} -->old<!-- /span -->"
-    assert tables.current(page) == page.replace("old", f"{low} to {high}")
-
-
-def test_tables_may_be_a_pattern(tables):
-    names = [f"covid-head-lr{rate}" for rate in ("0.003", "0.01", "0.03", "0.1")]
-    assert tables.folders("covid-head-lr0.[01]*") == names
-    assert tables.folders("covid-table1 retina-head-table2#retina-split1")[1:] == [
-        "retina-head-table2#retina-split1"
-    ]
-    with pytest.raises(SystemExit, match="no table in results/nothing-\\*"):
-        tables.folders("nothing-*")
-
-
-def test_how_methods_stand_over_several_tables(tables):
-    names = [f"covid-head-lr{rate}" for rate in ("0.003", "0.1")]
-    rows = [tables.row_of(name, "measured") for name in names]
-    assert [row["p_value"] < 0.05 for row in rows] == [True, False]
-    first, second = (row["difference"] for row in rows)
-    cells = ["`measured`", "1", "1", "0", f"{(first + second) / 2:+.2f}", f"{second:+.2f}", f"{first:+.2f}"]
-    assert f"| {' | '.join(cells)} |" in tables.standing(f"accuracy {' '.join(names)}").splitlines()
-    assert "`fedavg`" not in tables.standing(f"accuracy {' '.join(names)}"), (
-        "the baseline has no difference to itself"
-    )
-
-
-def test_differences_in_the_auroc(tables):
-    own, base = (tables.row_of("covid-head-lr0.1", label)["auroc"] for label in ("measured", "fedavg"))
-    found = tables.row_of("covid-head-lr0.1", "measured")["in_auroc"]
-    assert found["difference"] == pytest.approx(100 * (sum(own) - sum(base)) / 10)
-    assert found["interval"][0] < found["difference"] < found["interval"][1]
-    told = tables.value("covid-head-lr0.1", "measured", "auroc_difference")
-    assert told.startswith(f"{found['difference']:+.2f} [")
-    (line,) = (x for x in tables.standing("auroc covid-head-lr0.1").splitlines() if "`measured`" in x)
-    assert f"{found['difference']:+.2f}" in line
-    with pytest.raises(SystemExit, match="not 'f1'"):
-        tables.standing("f1 covid-head-lr0.1")
-
-
-def test_a_term_of_figure_2(tables):
-    points = json.loads((ROOT / "results/figure2-fundus-head/figure2.json").read_text())["points"]
-
-    def mean(arm, alpha):
-        found = [one["shift"] for one in points if (one["arm"], one["alpha"]) == (arm, alpha)]
-        assert len(found) == 10
-        return sum(found) / 10
-
-    def told(arms, alpha):
-        return tables.point("figure2-fundus-head", arms, "shift", alpha)
-
-    plain, margin = mean("plain", 0.01), mean("margin", 0.01)
-    assert told("plain", "0.01") == f"{plain:.3f}"
-    assert told("margin-plain", "0.01") == f"{margin - plain:+.3f}"
-    assert told("margin/plain", "0.01") == f"{100 * (margin / plain - 1):+.0f} %"
-    assert told("plain", "all") == f"{mean('plain', 100):.3f} to {plain:.3f}"
-    page = "<!-- point figure2-fundus-head plain shift 0.01 -->old<!-- /point -->"
-    assert tables.current(page) == page.replace("old", f"{plain:.3f}")
-    with pytest.raises(SystemExit, match="has no 'nobody' at alpha"):
-        told("nobody", "0.01")
-
-
-def test_a_rows_own_lambda_or_mu(tables):
+    rates = [settings_of(command, label)["lr"] for label in ("fedavg", "fedld", "fedld-drift")]
+    assert rates == [0.03, 0.1, 0.01]
+    assert settings_of("fedld compare", "fedavg") == {}
     margin = "--set 'fedld.objective={{name=\"marg-log\",lam={}}}'"
     command = f"fedld compare {margin.format(0.03)} --set fedprox.mu=0.1 {margin.format(0.1)}"
-    assert [tables.number_of(command, label) for label in ("fedavg", "fedprox", "fedld")] == [
-        None,
-        "0.1",
-        "0.1",
-    ]
+    assert settings_of(command, "fedprox") == {"mu": 0.1}
+    assert settings_of(command, "fedld")["lam"] == 0.1, "the last one counts"
 
 
-def test_one_column_of_several_tables(tables):
-    head, _, first, *_ = tables.across("final low=covid-head-lr0.01 high=covid-head-lr0.1").splitlines()
+def test_a_range_over_several_studies():
+    names = [f"covid-head-lr{rate}" for rate in ("0.003", "0.01", "0.1")]
+    means = [float(pages.value(name, "fedavg", "final").split()[0]) for name in names]
+    low, high = map(float, pages.span("fedavg", "final", *names).split(" to "))
+    assert (low, high) == pytest.approx((min(means), max(means)), abs=0.051)
+
+
+def test_names_of_studies_may_be_a_pattern():
+    names = [f"covid-head-lr{rate}" for rate in ("0.003", "0.01", "0.03", "0.1")]
+    assert evidence.names("covid-head-lr0.[01]*") == names
+    with pytest.raises(FedLDError, match="no study 'nothing-\\*'"):
+        evidence.names("nothing-*")
+
+
+def test_how_methods_stand_over_several_studies():
+    names = [f"covid-head-lr{rate}" for rate in ("0.003", "0.1")]
+    rows = [pages.row_of(name, "measured").standing for name in names]
+    assert [row.significant for row in rows] == [True, False]
+    first, second = (row.difference.mean for row in rows)
+    cells = ["`measured`", "1", "1", "0", f"{(first + second) / 2:+.2f}", f"{second:+.2f}", f"{first:+.2f}"]
+    text = pages.standings("accuracy", *names)
+    assert f"| {' | '.join(cells)} |" in text.splitlines()
+    assert "`fedavg`" not in text, "the baseline has no difference to itself"
+
+
+def test_differences_in_the_auroc():
+    ours, base = (numbers("covid-head-lr0.1", label, "auroc") for label in ("measured", "fedavg"))
+    difference = 100 * (sum(ours) - sum(base)) / 10
+    assert pages.value("covid-head-lr0.1", "measured", "auroc_difference").startswith(f"{difference:+.2f} [")
+    text = pages.standings("auroc", "covid-head-lr0.1").splitlines()
+    assert f"{difference:+.2f}" in next(line for line in text if "`measured`" in line)
+    with pytest.raises(FedLDError, match="not 'f1'"):
+        pages.standings("f1", "covid-head-lr0.1")
+
+
+def test_a_term_of_figure_2():
+    def mean(arm, alpha):
+        lines = evidence.numbers_of("figure2-fundus-head")
+        wanted = [one for one in lines if (one.method, one.measure) == (arm, "shift")]
+        values = [one.value for one in wanted if json.loads(one.settings)["alpha"] == alpha]
+        assert len(values) == 10
+        return sum(values) / 10
+
+    def shown(arms, alpha):
+        return pages.point("figure2-fundus-head", arms, "shift", alpha)
+
+    plain, margin = mean("plain", 0.01), mean("margin", 0.01)
+    assert shown("plain", 0.01) == f"{plain:.3f}"
+    assert shown("margin-plain", 0.01) == f"{margin - plain:+.3f}"
+    assert shown("margin/plain", 0.01) == f"{100 * (margin / plain - 1):+.0f} %"
+    assert shown("plain", "all") == f"{mean('plain', 100):.3f} to {plain:.3f}"
+    with pytest.raises(FedLDError, match="has no 'nothing' at alpha"):
+        shown("nothing", 0.01)
+
+
+def test_one_column_of_several_studies():
+    head, _, first, *_ = pages.across(
+        "final", {"low": "covid-head-lr0.01", "high": "covid-head-lr0.1"}
+    ).splitlines()
     assert head == "|  | low | high |"
-    found = [tables.value(f"covid-head-lr{rate}", "fedavg", "final") for rate in ("0.01", "0.1")]
-    assert first == f"| `fedavg` | {' | '.join(found)} |"
+    values = [pages.value(f"covid-head-lr{rate}", "fedavg", "final") for rate in ("0.01", "0.1")]
+    assert first == f"| `fedavg` | {' | '.join(values)} |"

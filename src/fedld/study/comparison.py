@@ -337,7 +337,7 @@ def compare_runs(
         primary,
         at,
         measures,
-        _tested(standings, baseline, primary),
+        with_differences(standings, baseline, primary),
         level=level,
         runs=tuple(compared),
         failed=tuple(run for run in runs if run.failure),
@@ -348,6 +348,37 @@ def _to_target(standing: Standing, runs: Sequence[Run], accuracy: Measure, level
     """Add when a method with a global model reached the target."""
     own = [run for run in runs if run.label == standing.label]
     return replace(standing, reached=reached(own, accuracy, level, at)) if standing.values else standing
+
+
+def with_differences(standings: list[Standing], baseline: str, primary: str) -> list[Standing]:
+    """Add paired differences to the baseline in every measure, and Holm's p values of the primary one.
+
+    Args:
+        standings: all methods of a comparison, with their values by seed or fold.
+        baseline: label of the method that the others are compared with.
+        primary: name of the measure that decides; p values are corrected for all methods.
+
+    Returns:
+        The same methods with their differences; unchanged where the baseline is missing.
+    """
+    base = next((s for s in standings if s.label == baseline), None)
+    if base is None:
+        return standings
+    found: dict[str, dict[str, PairedDifference]] = {}
+    for standing in standings:
+        found[standing.label] = {}
+        for measure, values in standing.values.items():
+            seeds = sorted(values.keys() & base.values.get(measure, {}).keys())
+            if standing is not base and seeds:
+                ours, theirs = [values[s] for s in seeds], [base.values[measure][s] for s in seeds]
+                test = paired_difference(ours, theirs, folds=base.folds)
+                found[standing.label][measure] = test
+    tests = {label: one[primary] for label, one in found.items() if primary in one}
+    adjusted = dict(zip(tests, holm([test.p_value for test in tests.values()]), strict=True))
+    return [
+        replace(s, differences=found[s.label], difference=tests.get(s.label), p_value=adjusted.get(s.label))
+        for s in standings
+    ]
 
 
 def _comparable(runs: Sequence[Run]) -> tuple[int, list[Run]]:
@@ -402,28 +433,6 @@ def _over(
     """One number of a run's curve of a measure; None where there is no curve."""
     series = list(finite_scores(run, measure, at, of).values())
     return reduce(series) if series else None
-
-
-def _tested(standings: list[Standing], baseline: str, primary: str) -> list[Standing]:
-    """Paired differences in every measure; p values of the primary one, corrected for all methods."""
-    base = next((s for s in standings if s.label == baseline), None)
-    if base is None:
-        return standings
-    found: dict[str, dict[str, PairedDifference]] = {}
-    for standing in standings:
-        found[standing.label] = {}
-        for measure, values in standing.values.items():
-            seeds = sorted(values.keys() & base.values.get(measure, {}).keys())
-            if standing is not base and seeds:
-                ours, theirs = [values[s] for s in seeds], [base.values[measure][s] for s in seeds]
-                test = paired_difference(ours, theirs, folds=base.folds)
-                found[standing.label][measure] = test
-    tests = {label: one[primary] for label, one in found.items() if primary in one}
-    adjusted = dict(zip(tests, holm([test.p_value for test in tests.values()]), strict=True))
-    return [
-        replace(s, differences=found[s.label], difference=tests.get(s.label), p_value=adjusted.get(s.label))
-        for s in standings
-    ]
 
 
 def _is_reference(run: Run) -> bool:

@@ -67,12 +67,18 @@ class Figure2:
         """From nearly equal clients to heterogeneous ones."""
         return sorted({point.alpha for point in self.points}, reverse=True)
 
+    @property
+    def contrasts(self) -> dict[str, list[str]]:
+        """A term and the arms that are to lower it, as far as they were run."""
+        run = {point.arm for point in self.points}
+        return {term: [arm for arm in arms if arm in run] for term, arms in CONTRASTS.items()}
+
     def to_json(self) -> dict[str, Any]:
         """Points and paired differences, signed and absolute."""
         differences = [
             {"term": term, "arm": arm, "alpha": alpha, "absolute": absolute}
             | asdict(self.difference(arm, term, alpha, absolute))
-            for term, arms in CONTRASTS.items()
+            for term, arms in self.contrasts.items()
             for arm in arms
             for alpha in self.alphas
             for absolute in (False, True)
@@ -82,12 +88,12 @@ class Figure2:
     def to_markdown(self) -> str:
         """The signed terms, mean over seeds, and what each arm changes."""
         head = ["alpha"]
-        for term, arms in CONTRASTS.items():
+        for term, arms in self.contrasts.items():
             head += [f"{term} plain", *(f"{arm} - plain [95 %]" for arm in arms)]
         rows = [head, ["---:"] * len(head)]
         for alpha in self.alphas:
             cells = [f"{alpha:g}"]
-            for term, arms in CONTRASTS.items():
+            for term, arms in self.contrasts.items():
                 cells.append(f"{fmean(self.values('plain', term, alpha)):+.4f}")
                 cells += [_interval(self.difference(arm, term, alpha)) for arm in arms]
             rows.append(cells)

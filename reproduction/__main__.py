@@ -1,0 +1,52 @@
+"""Commands of the reproduction: `python -m reproduction add DIR...`, `pages`, `figures`, `run`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from fedld.errors import FedLDError
+
+
+def main(words: list[str] | None = None) -> None:
+    """Run one command.
+
+    Args:
+        words: what stands behind `python -m reproduction`.
+    """
+    parser = argparse.ArgumentParser(prog="python -m reproduction", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    add = commands.add_parser("add", help="add finished studies to the tidy file")
+    add.add_argument("folders", nargs="+", type=Path, metavar="DIR")
+    add.add_argument("--data", help="folder of the data sets, written as DATA")
+    add.add_argument("--weights", help="file of the pretrained trunk, written as WEIGHTS")
+    pages = commands.add_parser("pages", help="write the generated blocks of README and docs")
+    pages.add_argument("--check", action="store_true", help="only say which pages are not current")
+    commands.add_parser("figures", help="draw the figures of the documentation")
+    given = parser.parse_args(words)
+    try:
+        _run(given)
+    except FedLDError as error:
+        sys.exit(f"error: {error}")
+
+
+def _run(given: argparse.Namespace) -> None:
+    if given.command == "add":
+        from reproduction.add import add
+
+        machine = {given.weights: "WEIGHTS", given.data and given.data.rstrip("/"): "DATA"}
+        print("\n".join(add(given.folders, {path: name for path, name in machine.items() if path})))
+    elif given.command == "pages":
+        from reproduction.pages import update_pages
+
+        stale = update_pages(write=not given.check)
+        if given.check and stale:
+            raise FedLDError(f"not current: {', '.join(stale)}; run: python -m reproduction pages")
+        print("\n".join(f"rewritten: {page}" for page in stale))
+    else:
+        from reproduction.figures import draw_all
+
+        draw_all()
+
+
+if __name__ == "__main__":
+    main()
