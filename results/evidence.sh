@@ -245,6 +245,44 @@ last4() {
     done
 }
 
+# Accuracy against epsilon: FedAvg, a linear head on features as the trunk gives them, because private runs may not standardise
+# them. Private and plain runs choose their rate alike on a fifth of the clients' images, private ones the clip too.
+# LEVELS, CLIPS: some of the epsilons and clips, unless all; SOME: seeds, unless five. One minute a trial of one clip, three a level
+private_heads() {
+    raw="--head linear --train head --rounds 20"
+    for on in ${ON:-covid fundus-dirichlet0.5}; do
+        federation $on
+        for level in ${LEVELS:-plain 8 4 2 1}; do
+            case $level in
+            plain) trials=$(private_trial $on plain "" "0.0003 0.001 0.003 0.01 0.03 0.1" --no-standardise) ;;
+            *)
+                trials=""
+                for clip in ${CLIPS:-1 10}; do
+                    rates="0.01 0.03 0.1 0.3"
+                    [ $clip = 1 ] || rates="0.001 0.003 0.01 0.03"
+                    trials="$trials$(private_trial $on epsilon$level $clip "$rates" --dp epsilon=$level,delta=1e-5,clip=$clip)
+"
+                done
+                ;;
+            esac
+            [ -z "${CLIPS:-}" ] || continue # a part of the search
+            best=$(echo "$trials" | sort -g | tail -n 1)
+            rate=${best##* } clip=$(echo "$best" | cut -d " " -f 2)
+            case $level in
+            plain) heads $on private-plain fedavg $raw --no-standardise --lr $rate --seeds ${SOME:-0,1,2,3,4} ;;
+            *) heads $on private-epsilon$level fedavg $raw --dp epsilon=$level,delta=1e-5,clip=$clip --lr $rate --seeds ${SOME:-0,1,2,3,4} ;;
+            esac
+        done
+    done
+}
+private_trial() { # federation, level, clip, rates, options; gives the best rate's validation accuracy, the clip, the rate
+    on=$1 level=$2 clip=$3 values=$4; shift 4
+    name=$on-private-$level${clip:+-clip$clip}
+    rate=$(best $name fedavg lr $(echo $values | tr ' ' ,) $HEAD --weights "$WEIGHTS" --dataset "$file" $deal $raw --workers 0 --seeds 0 "$@")
+    score=$(sed -n "s/^# Validation accuracy \([0-9.]*\),.*/\1/p" "$OUT/tune/$name/tuned.toml")
+    echo "${score:-0} ${clip:--} $rate"
+}
+
 # The tables beside this script, without the folders of this machine
 collect() {
     for file in "$OUT"/*/table.md "$OUT"/*/table.json "$OUT"/*/figure2.md "$OUT"/*/figure2.json "$OUT"/tune/*/tune.json; do

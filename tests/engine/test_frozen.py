@@ -185,6 +185,14 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch, c
     assert contents(tmp_path / "cached") == contents(tmp_path / "computed")
 
 
+def test_features_are_taken_as_they_are_where_they_are_not_standardised(tmp_path):
+    for standardise in (True, False):
+        run(frozen(train="head", rounds=1, standardise=standardise), tmp_path / str(standardise))
+        model = load_file(tmp_path / str(standardise) / "model.safetensors")
+        (shift,) = (value for name, value in model.items() if name.endswith(".shift"))
+        assert bool(shift.any()) == standardise
+
+
 def test_a_sites_quota_counts_the_features(tmp_path):
     experiment, said = frozen(data={"samples": 312}), []
     setup, _ = prepare(experiment.model_copy(update={"feature_cache": False}), tmp_path)

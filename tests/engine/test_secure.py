@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedld.aggregation import Measured, Vote
+from fedld.aggregation import CountSketch, Measured, Vote, aggregate
 from fedld.engine.loop import run
 from fedld.errors import FedLDError
 
@@ -110,3 +110,63 @@ def test_secure_sum_and_differential_privacy_go_together(small, tmp_path):
     pytest.importorskip("opacus")
     private = {"dp": "epsilon=8,delta=1e-5,clip=1", "client_losses": False, "local_steps": 1, "rounds": 1}
     run(small(secure="sum", partition="iid", **private), tmp_path / "run")
+
+
+GRAM = {"secure": "gram", "clients": 5, "rounds": 2, "client_losses": False}
+
+
+def conflicts(path):
+    return [json.loads(line) for line in (path / "conflict.jsonl").open()]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("method", ["consensus", "fedld", "fedgh"])
+def test_rules_of_inner_products_give_the_plain_model_of_the_same_sketch(
+    small, tmp_path, monkeypatch, method, seed
+):
+    run(small(**GRAM, method=method, seed=seed), tmp_path / "secure")
+    lines = conflicts(tmp_path / "secure")
+    sketches = iter([CountSketch(line["sketch"]["buckets"], line["sketch"]["seed"]) for line in lines])
+
+    def sketched(*args, **options):
+        columns = {**options, "tensors": None}  # a sketch takes columns by tensor name, else in their order
+        return aggregate(*args, **columns, gram=next(sketches))
+
+    monkeypatch.setattr("fedld.methods.base.aggregate", sketched)
+    run(small(**{**GRAM, "secure": None}, method=method, seed=seed), tmp_path / "plain")
+    torch.testing.assert_close(model(tmp_path / "secure"), model(tmp_path / "plain"), rtol=1e-3, atol=1e-5)
+    for secure, plain in zip(lines, conflicts(tmp_path / "plain"), strict=True):
+        for key in ("gram", "norms", "cosines", "norm_ratio", "cosine"):
+            np.testing.assert_allclose(secure[key], plain[key], rtol=1e-3, atol=1e-5)
+        c = [line["coefficients"]["model"] for line in (secure, plain)]
+        np.testing.assert_allclose(*c, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["norm-clip", "geometric-median"])
+def test_robust_rules_see_inner_products_alone(small, tmp_path, rule):
+    run(small(**{**GRAM, "rounds": 1}, rule=rule), tmp_path / "run")
+    assert len(conflicts(tmp_path / "run")[0]["gram"]) == 5
+    lines = [json.loads(line) for line in (tmp_path / "run/clients.jsonl").open()]
+    assert all(line["update_norm"] > 0 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"rule": "median"}, "rule 'median' needs more than inner products"),
+        ({"method": "fedld-measured"}, "rule 'measured' needs more than inner products"),
+        ({"method": "fedld-tensor"}, "granularity 'tensor' needs more than one matrix"),
+        ({"rule": "geometric-median", "model": "resnet8"}, "median of clients' BatchNorm statistics"),
+        ({"method": "fednova"}, "needs single updates"),
+        ({"clients": 4}, "at least 5 clients"),
+    ],
+)
+def test_what_needs_more_than_inner_products_is_refused_before_the_run(small, tmp_path, changes, problem):
+    with pytest.raises(FedLDError, match=problem):
+        run(small(**{**GRAM, **changes}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rule_that_picks_one_update_ends_the_run(small, tmp_path):
+    with pytest.raises(FedLDError, match="fewer than 3 sites have a coefficient that matters"):
+        run(small(**GRAM, rule="krum"), tmp_path / "run")

@@ -14,7 +14,16 @@ from fedld.aggregation import make_rule
 from fedld.aggregation.sketch import CountSketch
 from fedld.errors import FedLDError
 from fedld.privacy.context import GramContext, digest, public_key
-from fedld.privacy.gram import GramServer, GramSite, OpenedGram, check_coefficients, opened_gram
+from fedld.privacy.gram import (
+    GramServer,
+    GramSite,
+    OpenedGram,
+    check_coefficients,
+    combination_digest,
+    length_exponent,
+    opened_gram,
+    sketch_bound,
+)
 from fedld.privacy.gram_shares import (
     PRIMES,
     open_matrix,
@@ -26,7 +35,7 @@ from fedld.privacy.gram_shares import (
 )
 from fedld.privacy.journal import Journal
 from fedld.privacy.messages import GramDelivery, GramKeyList, GramOpening, GramShares, from_bytes, to_bytes
-from fedld.privacy.simulation import GRAM_STEPS, secure_gram
+from fedld.privacy.simulation import GRAM_STEPS, agreed_coefficients, secure_gram
 
 NAMES = tuple(f"site{k}" for k in range(6))
 
@@ -334,3 +343,33 @@ def test_a_rule_that_picks_single_sites_is_refused(c):
         check_coefficients(
             opened(np.eye(5)), np.full(5, 0.2), np.array(c, float), lambda K, p: np.array(c, float)
         )
+
+
+def test_other_coefficients_relayed_to_one_site_are_refused():
+    generator = np.random.default_rng(1)
+    vectors = {name: generator.normal(size=64) for name in NAMES}
+    gram = secure_gram(vectors, identity_sketch, length=8, bound=100.0)
+    p = np.full(len(NAMES), 1 / len(NAMES))
+    c = agreed_coefficients(gram, p, lambda K, p: p)
+    np.testing.assert_array_equal(c, p)
+    other = p.copy()
+    other[0] *= 1.01
+    with pytest.raises(FedLDError, match="site 'site3' refuses the sum: the published coefficients"):
+        agreed_coefficients(gram, p, lambda K, p: p, relayed={"site3": other})
+
+
+def test_announced_lengths_bound_every_sketch_and_are_refused_where_not_finite():
+    vectors = [np.zeros(3), np.full(4, 0.5), np.array([-3.0, 4.0])]
+    exponents = [length_exponent(vector) for vector in vectors]
+    assert exponents == [-64, 0, 3]
+    assert sketch_bound(exponents) == 16.0
+    with pytest.raises(FedLDError, match="beyond 2"):
+        length_exponent(np.array([np.nan]))
+
+
+def test_a_sum_is_bound_to_its_matrix_and_coefficients():
+    opened = OpenedGram(np.eye(5, dtype=np.int64), np.eye(5))
+    c = np.full(5, 0.2)
+    found = {combination_digest(opened, c), combination_digest(opened, np.nextafter(c, 1))}
+    found.add(combination_digest(OpenedGram(2 * opened.integers, opened.matrix), c))
+    assert len(found) == 3

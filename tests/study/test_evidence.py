@@ -34,6 +34,7 @@ HEADS |= {
     "table3_heads": "retina",
     "closed_heads": "covid",
     "closed_trunk2": "covid",
+    "private_heads": "covid",
 }
 PARTS = HEADS | dict.fromkeys(("rules", "fundus", "tuned", "covid", "retina_published"), "")
 

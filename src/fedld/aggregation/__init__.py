@@ -5,6 +5,7 @@ from fedld.aggregation.consensus import Consensus
 from fedld.aggregation.coordinate import Median, OutlierPruned, TrimmedMean
 from fedld.aggregation.core import Aggregate, aggregate, location_of
 from fedld.aggregation.files import FileSource, file_source
+from fedld.aggregation.hidden import HiddenUpdates
 from fedld.aggregation.measured import Candidates, Measured, Trial, Vote
 from fedld.aggregation.multiobjective import CAGrad, MinNorm
 from fedld.aggregation.pgrad import PrincipalGradient
@@ -35,6 +36,7 @@ __all__ = [
     "GeometricMedian",
     "GradientHarmonisation",
     "GramRule",
+    "HiddenUpdates",
     "Krum",
     "Mean",
     "Measured",

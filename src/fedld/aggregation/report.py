@@ -15,12 +15,15 @@ from fedld.aggregation.spectrum import Spectrum, spectrum
 
 @dataclass(frozen=True)
 class SketchError:
-    """A sketched Gram matrix and what its halves, each a sketch of half as many buckets, say of its error."""
+    """A sketched Gram matrix and what its halves, each a sketch of half as many buckets, say of its error.
+
+    Of updates that the server does not see there are no halves: `gram` is then the expected error.
+    """
 
     buckets: int
     seed: int
     gram: float  # root mean square over pairs of the error of <g_i, g_j> / (|g_i| |g_j|)
-    update: float  # error of the aggregate, relative to its length
+    update: float | None = None  # error of the aggregate, relative to its length; None: not known
 
 
 @dataclass(frozen=True)

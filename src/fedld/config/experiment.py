@@ -115,6 +115,12 @@ class Experiment(BaseModel):
     start: Literal["seed", "closed"] = setting(
         "model", "seed", "head before round 1: from the seed, or closed: solved from sums over clients"
     )
+    standardise: bool = setting(
+        "model",
+        True,
+        "train = head: inputs of the head get mean 0 and deviation 1; never with dp",
+        compared=True,
+    )
     normalisation: Literal["auto", "data", "imagenet"] = setting(
         "model", "auto", "of pixels: data, imagenet, or auto (imagenet with weights)", compared=True
     )
@@ -194,8 +200,10 @@ class Experiment(BaseModel):
         "of updates on their way, in order: clip:BOUND, quantise:BITS, topk:SHARE",
         travels=True,
     )
-    secure: Literal["sum"] | None = setting(
-        "training", None, "sum: the server sees the sum of the updates and no single one, on one machine"
+    secure: Literal["sum", "gram"] | None = setting(
+        "training",
+        None,
+        "on one machine; sum: the server sees no single update; gram: but inner products, for rules of them",
     )
     dp: str | None = setting(
         "training",

@@ -98,14 +98,14 @@ def make_transforms(experiment: Experiment) -> Chain:
 
 
 def _secure(experiment: Experiment) -> list[UpdateTransform]:
-    """The secure sum, where it is asked for: loaded then, because it needs the extra `secure`."""
+    """The secure computation, where it is asked for: loaded then, because it needs the extra `secure`."""
     if experiment.secure is None:
         return []
     try:
-        from fedld.transforms.secure import SecureSummation
+        from fedld.transforms.secure import SecureCombination, SecureSummation
     except ImportError:
-        raise FedLDError("secure = 'sum' needs: pip install 'fedld[secure]'") from None
-    return [SecureSummation()]
+        raise FedLDError(f"secure = '{experiment.secure}' needs: pip install 'fedld[secure]'") from None
+    return [SecureSummation() if experiment.secure == "sum" else SecureCombination()]
 
 
 def _named_transform(name: str) -> UpdateTransform:

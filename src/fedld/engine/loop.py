@@ -32,7 +32,7 @@ from fedld.engine.finish import finish, model_file
 from fedld.engine.jobs import Setup
 from fedld.engine.measure import decomposition
 from fedld.engine.network import loaded
-from fedld.engine.preparing import calibrate, standardise, start_closed
+from fedld.engine.preparing import calibrate, standardise, standardises, start_closed
 from fedld.engine.resuming import check_data, extend, finished, last_checkpoint
 from fedld.engine.setup import facts_of, notes, prepare, sample
 from fedld.engine.states import StateStore
@@ -150,7 +150,7 @@ class RoundLoop:
         try:
             for callback in self.callbacks:
                 callback.begin(experiment, path)
-            if state.round == 0 and experiment.train == "head" and not experiment.dp:
+            if state.round == 0 and standardises(experiment):
                 standardise(self.exchange)
             if state.round == 0 and experiment.start == "closed":
                 start_closed(self.exchange)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from fedld.config.experiment import Experiment
 from fedld.engine.exchange import Exchange
 from fedld.engine.jobs import PrepareJob
 from fedld.engine.network import divided
@@ -11,6 +12,11 @@ from fedld.methods.start import ClosedStart
 from fedld.models import as_model, head_names
 from fedld.models.standardise import moments
 from fedld.records.schema import RoundLine
+
+
+def standardises(experiment: Experiment) -> bool:
+    """Whether the head's inputs are standardised; the moments of all records would have no epsilon."""
+    return experiment.train == "head" and experiment.standardise and not experiment.dp
 
 
 def standardise(exchange: Exchange) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedld.aggregation import Aggregate, Candidates, Measured, Vote
 from fedld.engine.checkpoint import Pending, drop_checkpoint
 from fedld.engine.exchange import Exchange
-from fedld.engine.jobs import CandidateJob, Failure, Job, LossJob, Trained, TrainJob
+from fedld.engine.jobs import CandidateJob, Failure, Job, LossJob, Setup, Trained, TrainJob
 from fedld.engine.measure import (
     after_training,
     cross_jobs,
@@ -38,12 +38,14 @@ from fedld.engine.private import spend_budgets
 from fedld.engine.recording import client_lines, conflict_line, round_line
 from fedld.engine.screening import refusals
 from fedld.engine.setup import sample
-from fedld.engine.summing import choose_by_sums, sum_of_updates
+from fedld.engine.summing import choose_by_sums, combined_updates, sum_of_updates
 from fedld.errors import FedLDError
+from fedld.layout import Tree
 from fedld.methods import Method, Replies, Server
 from fedld.methods.base import shares
 from fedld.records.schema import CLIENTS, CONFLICT, CrossMatrix, Evaluation, Traffic
 from fedld.tasks import Tally
+from fedld.transforms import Total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,12 +182,30 @@ def _accept_sum(
     """Let the method see mean update and summed messages alone; what single clients sent stays hidden."""
     exchange.check_quorum(trainings.results, finite)
     messages = {name: one.message for name, one in finite.items()}
-    replies, clients = sum_of_updates(exchange.setup, rows, messages)
-    trained = {name: one for name, one in finite.items() if name in clients}
+    replies, total = _hidden_replies(exchange, rows, messages)
+    trained = {name: one for name, one in finite.items() if name in total.clients}
     refused = {name: "its update is not in the sum" for name in finite if name not in trained}
     exchange.check_quorum(trainings.results, trained, refused)
     jobs = {name: trainings.jobs[name] for name in trained}
     return Accepted(trained=trained, jobs=jobs, replies=replies, refused=refused)
+
+
+def _hidden_replies(
+    exchange: Exchange, rows: dict[str, Tensor], messages: dict[str, Tree]
+) -> tuple[Replies, Total]:
+    """What the method sees where nobody sees a single update: a sum, or the rule's combination."""
+    setup = exchange.setup
+    if not _opens_gram(setup):
+        return sum_of_updates(setup, rows, messages)
+    replies, total = combined_updates(setup, rows, messages)
+    exchange.enter({"bytes_up": total.sent, "bytes_down": total.delivered})
+    return replies, total
+
+
+def _opens_gram(setup: Setup) -> bool:
+    """Whether lengths and angles of updates are known, though no single update is."""
+    transform = setup.transforms.sums_only
+    return transform is not None and transform.opens_gram
 
 
 def _replies(exchange: Exchange, jobs: Mapping[str, TrainJob], trained: Mapping[str, Trained]) -> Replies:
@@ -295,7 +315,7 @@ def record(
     """Write the lines of the clients; gives that of the round, which lacks the new model's evaluation."""
     setup, round_ = exchange.setup, exchange.state.round
     combined = step.combined.without(accepted.refused)
-    hidden = setup.transforms.sums_only is not None
+    hidden = setup.transforms.sums_only is not None and not _opens_gram(setup)
     summed = accepted.trained if hidden else ()
     lines = client_lines(setup, round_, trainings.results, combined, summed)
     for line in lines:

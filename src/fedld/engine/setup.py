@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fedld.aggregation import Measured
+from fedld.aggregation import GramRule, Measured
 from fedld.config.experiment import Experiment
 from fedld.config.resolve import make_method
 from fedld.engine.backends.base import Engine
@@ -25,6 +25,7 @@ from fedld.records.schema import FORMAT, RunFacts
 from fedld.seeds import numpy_generator
 from fedld.tasks.base import Task, defined
 from fedld.tasks.segmentation import Segmentation
+from fedld.transforms import UpdateTransform
 
 
 def prepare(
@@ -74,7 +75,7 @@ def _check_client_rates(experiment: Experiment, clients: Collection[str]) -> Non
 
 
 def check_hidden(setup: Setup, rows: int) -> None:
-    """Refuse what needs single updates where a transform shows the server sums alone."""
+    """Refuse what needs single updates where a transform hides them from the server."""
     transform, experiment, method = setup.transforms.sums_only, setup.experiment, setup.method
     if transform is None:
         return
@@ -82,23 +83,49 @@ def check_hidden(setup: Setup, rows: int) -> None:
     problems = {
         f"a round needs at least {least} clients and at most {most}": not least <= rows <= most,
         f"method '{experiment.method['name']}' needs single updates or messages": not method.sums_suffice,
-        f"rule '{method.rule.name}' needs single updates{_instead(method)}": not method.rule.sums_suffice,
+        **(_beyond_gram(setup, transform) if transform.opens_gram else _beyond_sums(method)),
         "the loss decomposition needs single models (decompose = 0)": experiment.decompose > 0,
         "max_update_ratio compares single updates": method.max_update_ratio is not None,
-        "max_weight bounds single clients": method.max_weight is not None,
         "statistics that stay with clients are sent singly (buffers = local)": experiment.buffers == "local",
         "sites would send it their updates (one machine only)": any(
             client.elsewhere for client in setup.federation.clients
         ),
     }
+    seen = "sums and inner products" if transform.opens_gram else "sums"
     for problem, found in problems.items():
         if found:
-            raise FedLDError(f"transform '{transform.name}' shows the server sums alone: {problem}")
+            raise FedLDError(f"transform '{transform.name}' shows the server {seen} alone: {problem}")
+
+
+def _beyond_sums(method: Method) -> dict[str, bool]:
+    """What needs more than sums of updates."""
+    return {
+        f"rule '{method.rule.name}' needs single updates{_instead(method)}": not method.rule.sums_suffice,
+        "max_weight bounds single clients": method.max_weight is not None,
+    }
+
+
+def _beyond_gram(setup: Setup, transform: UpdateTransform) -> dict[str, bool]:
+    """What needs more than the Gram matrix of the whole updates."""
+    method, layout, least = setup.method, setup.layout, transform.least_parameters
+    gram_rule = isinstance(method.rule, GramRule)
+    statistics = any(entry.name.endswith("running_mean") and not entry.private for entry in layout.entries)
+    moving = statistics and setup.experiment.buffers != "frozen"
+    return {
+        f"rule '{method.rule.name}' needs more than inner products of updates": not gram_rule,
+        f"granularity '{method.granularity}' needs more than one matrix": method.granularity != "model",
+        f"rule '{method.rule.name}' takes the median of clients' BatchNorm statistics (buffers = frozen)": (
+            method.rule.robust and moving
+        ),
+        f"an update has {layout.shared} numbers, and a sketch needs at least {least}": layout.shared < least,
+    }
 
 
 def _instead(method: Method) -> str:
-    """How the rule `measured` can do without single updates."""
-    return " (rules = 'mean' and vote = 'mean' need sums alone)" if isinstance(method.rule, Measured) else ""
+    """How rules can do without single updates."""
+    if isinstance(method.rule, Measured):
+        return " (rules = 'mean' and vote = 'mean' need sums alone)"
+    return " (secure = 'gram' gives it their inner products)" if isinstance(method.rule, GramRule) else ""
 
 
 def notes(setup: Setup) -> Iterator[str]:
@@ -107,7 +134,13 @@ def notes(setup: Setup) -> Iterator[str]:
     own = type(method).federation is Method.federation and not any(client.elsewhere for client in clients)
     if own and "clients" in experiment.model_fields_set and experiment.clients != len(clients):
         yield f"clients = {experiment.clients} is not used: the data names its {len(clients)} clients"
-    if (hidden := setup.transforms.sums_only) is not None:
+    hidden = setup.transforms.sums_only
+    if hidden is not None and hidden.opens_gram:
+        yield (
+            f"transform '{hidden.name}' shows the server inner products of sketches and one combination of "
+            "updates: lengths and angles are those of sketches, whose seed is fresh in every round"
+        )
+    elif hidden is not None:
         yield (
             f"transform '{hidden.name}' shows the server sums alone: lengths and angles of single updates, "
             "conflicts and outliers are not known"

@@ -1,22 +1,33 @@
-"""What the server sees where a transform shows it sums alone: of updates, of messages and of measurements.
+"""What the server sees where a transform hides single updates: sums of updates, messages and measurements.
 
 A method says which entries of its clients' messages are needed as sums (`Method.message_sums`). All
 entries of an answer are added up in one sum, so that the same clients are in all of them.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from fedld.aggregation import Candidates, Measured, Trial, Vote
+from fedld.aggregation import Candidates, CountSketch, GramRule, HiddenUpdates, Measured, Trial, Vote
 from fedld.aggregation.measured import LARGEST_LOSS
 from fedld.engine.jobs import Setup
 from fedld.errors import FedLDError
 from fedld.layout import Tree
 from fedld.methods import Messages, MessageSum, Replies
 from fedld.methods.start import START_SUMS
-from fedld.transforms import BUFFERS, PARAMETERS, UPDATE_ENTRIES, SummedEntry, Total, UpdateTransform
+from fedld.transforms import (
+    BUFFERS,
+    PARAMETERS,
+    UPDATE_ENTRIES,
+    Combination,
+    CombinedTotal,
+    SummedEntry,
+    Total,
+    UpdateTransform,
+)
 
 FEATURE_SUMS = {
     "sums": MessageSum(2.0**16, weighted=False, per_sample=True),
@@ -60,6 +71,17 @@ def add_up(
     Raises:
         FedLDError: A client's message has another form than the others'.
     """
+    form = check_forms(messages, entries)
+    summed = {name: {key: message[key] for key in form} for name, message in messages.items()}
+    return transform.total(summed, {name: weights[name] for name in summed}, entries)
+
+
+def check_forms(messages: Mapping[str, Tree], entries: Mapping[str, SummedEntry]) -> dict[str, Sequence[int]]:
+    """Give the shapes of the summed entries, which all messages must have.
+
+    Raises:
+        FedLDError: A client's message has another form than the others'.
+    """
     forms = {
         name: {key: tuple(message[key].shape) for key in entries if key in message}
         for name, message in messages.items()
@@ -68,8 +90,7 @@ def add_up(
     for name, form in forms.items():
         if form != first:
             raise FedLDError(f"client '{name}' sent a message of another form than others: no sum")
-    summed = {name: {key: message[key] for key in first} for name, message in messages.items()}
-    return transform.total(summed, {name: weights[name] for name in summed}, entries)
+    return dict(first)
 
 
 def sum_of_messages(setup: Setup, messages: Mapping[str, Tree], what: str) -> Messages:
@@ -103,12 +124,44 @@ def _as_sent(means: Tree, messages: Mapping[str, Tree]) -> Tree:
 
 def sum_of_updates(
     setup: Setup, updates: Mapping[str, torch.Tensor], messages: Mapping[str, Tree]
-) -> tuple[Replies, tuple[str, ...]]:
-    """Give what the method sees of a round's updates, and the clients that are in the sum."""
-    layout, transform = setup.layout, setup.transforms.sums_only
+) -> tuple[Replies, Total]:
+    """Give what the method sees of a round's updates, and the sums over clients that it comes from."""
+    transform = setup.transforms.sums_only
     assert transform is not None
-    method_entries = entries_of(setup, setup.method.message_sums)
-    entries = {**UPDATE_ENTRIES, **method_entries}
+    whole, entries = _update_messages(setup, updates, messages)
+    total = add_up(transform, whole, weights_of(setup, whole), entries)
+    return _summed_replies(setup, total, _as_sent(total.means(entries), whole)), total
+
+
+def combined_updates(
+    setup: Setup, updates: Mapping[str, torch.Tensor], messages: Mapping[str, Tree]
+) -> tuple[Replies, CombinedTotal]:
+    """Give what the method sees of updates that its rule combines by their Gram matrix, which is opened."""
+    transform, method = setup.transforms.sums_only, setup.method
+    assert transform is not None
+    assert isinstance(method.rule, GramRule)
+    whole, entries = _update_messages(setup, updates, messages)
+    check_forms(whole, entries)
+    hidden = HiddenUpdates(rule=method.rule, clients=tuple(whole), max_weight=method.max_weight)
+    by = Combination(coefficients=hidden.coefficients, sketch=_sketched)
+    total = transform.combine(whole, weights_of(setup, whole), entries, by)
+    entries = {**entries, PARAMETERS: replace(entries[PARAMETERS], weighted=False)}
+    means = _as_sent(total.means(entries), whole)
+    sketch = CountSketch(total.length, total.seed)
+    combined = hidden.aggregate(means[PARAMETERS], total.matrix, total.shares, sketch)
+    return replace(_summed_replies(setup, total, means), combined=combined), total
+
+
+def _sketched(vector: npt.NDArray[np.floating], length: int, seed: int) -> npt.NDArray[np.floating]:
+    sketch: npt.NDArray[np.floating] = CountSketch(length, seed)(torch.from_numpy(vector)[None])[0].numpy()
+    return sketch
+
+
+def _update_messages(
+    setup: Setup, updates: Mapping[str, torch.Tensor], messages: Mapping[str, Tree]
+) -> tuple[dict[str, Tree], dict[str, SummedEntry]]:
+    """Put updates and what the method needs of messages together, and say how each entry is added up."""
+    layout, method_entries = setup.layout, entries_of(setup, setup.method.message_sums)
     whole = {
         name: {
             PARAMETERS: layout.shared_parameters(row),
@@ -117,22 +170,26 @@ def sum_of_updates(
         }
         for name, row in updates.items()
     }
-    total = add_up(transform, whole, weights_of(setup, whole), entries)
-    means = _as_sent(total.means(entries), whole)
-    mean = torch.zeros(1, layout.size)
-    layout.shared_parameters(mean).copy_(means.pop(PARAMETERS))
-    layout.shared_buffers(mean).copy_(means.pop(BUFFERS))
-    replies = Replies(
+    return whole, {**UPDATE_ENTRIES, **method_entries}
+
+
+def _summed_replies(setup: Setup, total: Total, means: Tree) -> Replies:
+    """Give the replies of a round as those of one sender."""
+    layout, transform = setup.layout, setup.transforms.sums_only
+    assert transform is not None
+    row = torch.zeros(1, layout.size)
+    layout.shared_parameters(row).copy_(means[PARAMETERS])
+    layout.shared_buffers(row).copy_(means[BUFFERS])
+    return Replies(
         clients=(transform.name,),
         rows=[setup.rows[name] for name in total.clients],
         sizes=(total.weight,),
-        messages=[means],
+        messages=[{key: mean for key, mean in means.items() if key not in UPDATE_ENTRIES}],
         layout=layout,
-        updates=mean,
+        updates=row,
         steps=(0.0,),
         summed=True,
     )
-    return replies, total.clients
 
 
 def choose_by_sums(

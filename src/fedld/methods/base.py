@@ -135,6 +135,8 @@ class Replies(Messages):
     steps: tuple[float, ...]
     trial: Trial | None = None
     """What the clients measured of the candidate steps that the rule proposed; None before they are asked."""
+    combined: Aggregate | None = None
+    """What the rule made of updates that the server does not see; then `updates` is this one row."""
 
     @property
     def gradients(self) -> Tensor:
@@ -177,7 +179,7 @@ class Method:
     card: ClassVar[Card]
     personalised: ClassVar[bool] = False
     has_global: ClassVar[bool] = True
-    sums_suffice: ClassVar[bool] = False  # the server uses the mean of the updates and `message_sums` alone
+    sums_suffice: ClassVar[bool] = False  # the server uses the rule's aggregate and `message_sums` alone
     message_sums: ClassVar[Mapping[str, MessageSum]] = {}  # entries that are only needed as sums
     calibrates: ClassVar[bool] = False  # whether an exchange with all clients follows the last round
     prepared_lengths: ClassVar[tuple[str, ...]] = ()  # entries of `prepare` that `max_update_ratio` bounds
@@ -400,6 +402,8 @@ class Method:
         Returns:
             The aggregate; where all parameters are private it is empty and its report compares the clients.
         """
+        if replies.combined is not None:
+            return replies.combined
         if not replies.layout.shared:
             return self._compared(replies)
         return aggregate(

@@ -16,6 +16,7 @@ class FedConsensus(Method):
 
     rule: Rule = field(default_factory=Consensus)
 
+    sums_suffice: ClassVar[bool] = True
     card: ClassVar[Card] = Card("Consensus", "this project")
 
 
@@ -29,6 +30,7 @@ class PGrad(Method):
 
     rule: Rule = field(default_factory=PrincipalGradient)
 
+    sums_suffice: ClassVar[bool] = True
     card: ClassVar[Card] = Card("PGrad", "Wang et al. 2023")
 
 
@@ -41,6 +43,7 @@ class FedGH(Method):
 
     rule: Rule = field(default_factory=GradientHarmonisation)
 
+    sums_suffice: ClassVar[bool] = True
     card: ClassVar[Card] = Card("FedGH", "Zhang et al. 2024")
 
 
@@ -53,4 +56,5 @@ class RobFedAvg(Method):
 
     rule: Rule = field(default_factory=OutlierPruned)
 
+    sums_suffice: ClassVar[bool] = True
     card: ClassVar[Card] = Card("RobFedAvg", "Uddin et al. 2021")

@@ -18,4 +18,5 @@ class FedLD(Method):
     objective: Objective = field(default_factory=MarginLog)
     rule: Rule = field(default_factory=Principal)
 
+    sums_suffice: ClassVar[bool] = True
     card: ClassVar[Card] = Card("FedLD", "Zeng et al. 2024")

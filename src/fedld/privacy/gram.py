@@ -302,6 +302,35 @@ def check_coefficients(
         )
 
 
+def combination_digest(opened: OpenedGram, coefficients: npt.NDArray[np.floating]) -> str:
+    """Digest that a sum with coefficients is bound to: sites that were told different ones share no sum."""
+    return digest("combination", opened.digest, coefficients.astype("<f8").tobytes())
+
+
+def length_exponent(vector: npt.NDArray[np.floating]) -> int:
+    """The power of two that bounds a vector's length, which its site announces before the Gram matrix.
+
+    The opened matrix tells the length of the vector's sketch, so this tells nothing more.
+
+    Raises:
+        FedLDError: the vector is not finite, or longer than 2^64.
+
+    >>> length_exponent(np.array([3.0, 4.0]))
+    3
+    """
+    length = float(np.linalg.norm(vector.astype(np.float64)))
+    if not length <= 2.0**MOST_EXPONENT:
+        raise FedLDError(f"a vector has length {length:.6g}, beyond 2^{MOST_EXPONENT}")
+    return max(-MOST_EXPONENT, int(np.ceil(np.log2(length)))) if length > 0 else -MOST_EXPONENT
+
+
+def sketch_bound(exponents: Iterable[int]) -> float:
+    """The public bound of all sketches, from what the sites announced: sketches may be twice as long."""
+    return float(2.0 ** (1 + max(exponents)))
+
+
+MOST_EXPONENT = 64
+
 LEAST_SHARE = 0.01
 """Of the sum of all coefficients: a site with less does not hide the others."""
 

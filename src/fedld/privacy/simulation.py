@@ -10,9 +10,18 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from fedld.errors import FedLDError
 from fedld.privacy.context import GramContext, SecureContext, SumContext, digest, public_key
 from fedld.privacy.fixed_point import FixedPoint, Integers
-from fedld.privacy.gram import GramServer, GramSite, OpenedGram
+from fedld.privacy.gram import (
+    Coefficients,
+    GramServer,
+    GramSite,
+    Matrix,
+    OpenedGram,
+    check_coefficients,
+    sketch_seed,
+)
 from fedld.privacy.journal import Journal
 from fedld.privacy.messages import (
     AdvertiseKeys,
@@ -72,12 +81,21 @@ class SecureGram:
         integers: the same of the rounded sketches, exact.
         sites: sorted names.
         sent: bytes that each site sent.
+        delivered: bytes that the server sent to all of them.
+        seed: seed of the sketch.
     """
 
     matrix: npt.NDArray[np.float64]
     integers: npt.NDArray[np.int64] = field(repr=False)
     sites: tuple[str, ...]
     sent: dict[str, int] = field(repr=False)
+    delivered: int = field(repr=False)
+    seed: int
+
+    @property
+    def opened(self) -> OpenedGram:
+        """The matrix as every site opened it."""
+        return OpenedGram(self.integers, self.matrix)
 
 
 Sketch = Callable[[npt.NDArray[np.floating], int, int], npt.NDArray[np.floating]]
@@ -93,6 +111,7 @@ def secure_sum(
     run: str = "simulation",
     round: int = 1,
     purpose: str = "update",
+    settings: str | None = None,
 ) -> SecureSum:
     """Sum of the sites' weighted vectors, of which nobody sees one.
 
@@ -104,6 +123,7 @@ def secure_sum(
         run: name of the run.
         round: number of the round.
         purpose: which sum of the round.
+        settings: digest of what the sites agreed on beside the model, if it is more than a name.
 
     Raises:
         FedLDError: a vector is beyond its bound, or too few sites are left.
@@ -121,7 +141,7 @@ def secure_sum(
         purpose=purpose,
         attempt=0,
         model=digest("model", "simulation"),
-        settings=digest("settings", "simulation"),
+        settings=settings or digest("settings", "simulation"),
         participants=identities.public,
         code=code,
     )
@@ -172,7 +192,45 @@ def secure_gram(
     with TemporaryDirectory() as folder:
         simulated = _SimulatedGram(context, identities, Path(folder), dropouts or {}, GRAM_STEPS)
         opened = simulated.run(lambda site, seed: sketch(vectors[site], length, seed))
-    return SecureGram(opened.matrix, opened.integers, context.sites, simulated.sent)
+    return SecureGram(
+        matrix=opened.matrix,
+        integers=opened.integers,
+        sites=context.sites,
+        sent=simulated.sent,
+        delivered=simulated.delivered,
+        seed=simulated.seed,
+    )
+
+
+def agreed_coefficients(
+    gram: SecureGram,
+    shares: npt.NDArray[np.float64],
+    rule: Callable[[Matrix, Coefficients], Coefficients],
+    *,
+    relayed: Mapping[str, Coefficients] | None = None,
+) -> Coefficients:
+    """Coefficients that the server publishes and every site computes again before it goes on.
+
+    Args:
+        gram: the opened matrix.
+        shares: the sites' weights p, in the order of their sorted names.
+        rule: (K, p) -> c.
+        relayed: what a lying server tells single sites instead.
+
+    Returns:
+        The coefficients c.
+
+    Raises:
+        FedLDError: a site was told others than follow, or fewer than three matter.
+    """
+    published = rule(gram.matrix, shares)
+    for site in gram.sites:
+        heard = (relayed or {}).get(site, published)
+        try:
+            check_coefficients(gram.opened, shares, heard, rule)
+        except FedLDError as error:
+            raise FedLDError(f"site '{site}' refuses the sum: {error}") from None
+    return published
 
 
 @dataclass(frozen=True)
@@ -204,6 +262,7 @@ class _Simulated:
         self.dropouts = {site: steps.index(step) for site, step in dropouts.items()}
         self.steps = steps
         self.sent = dict.fromkeys(context.sites, 0)
+        self.delivered = 0
         self._context = context
 
     def _present(self, sites: Iterable[str], step: str) -> list[str]:
@@ -214,7 +273,9 @@ class _Simulated:
     def _send(self, kind: type[K], message: K, sender: str | None = None) -> K:
         """A message as the other side reads it."""
         content = to_bytes(message)
-        if sender is not None:
+        if sender is None:
+            self.delivered += len(content)
+        else:
             self.sent[sender] += len(content)
         return from_bytes(kind, content, self._context)
 
@@ -263,6 +324,8 @@ class _SimulatedSum(_Simulated):
 class _SimulatedGram(_Simulated):
     """All sites of a secure Gram matrix; each opens it and compares with the server."""
 
+    seed: int
+
     def run(self, sketched: Callable[[str, int], npt.NDArray[np.floating]]) -> OpenedGram:
         """The three messages, one after the other."""
         context = cast(GramContext, self._context)
@@ -273,6 +336,7 @@ class _SimulatedGram(_Simulated):
             sites[name], key = GramSite.begin(context, name, self.identities[name], self.journals[name])
             first.append(self._send(GramKey, key, name))
         server, keys = server.list_keys(first)
+        self.seed = sketch_seed(context, server.keys)
 
         second: list[GramShares] = []
         for name in self._present(sites, "shares"):

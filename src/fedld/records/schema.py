@@ -142,7 +142,7 @@ class SketchErrorRecord(TypedDict):
     buckets: int
     seed: int
     gram: float
-    update: float
+    update: float | None
 
 
 class ConflictLine(TypedDict):

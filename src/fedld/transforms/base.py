@@ -15,12 +15,16 @@ The contract:
 6. A transform with `sums_only = True` comes last and shows the server nothing but sums: it has `total` in
    place of `decode`, for updates and for the entries of messages that a method needs as sums. What needs
    single updates is then refused before the run, and the records leave out what cannot be known.
+7. One that `opens_gram` as well shows the Gram matrix of the updates' sketches, so that rules of inner
+   products work: it has `combine` for the updates of a round.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -86,12 +90,48 @@ class Total:
         return {key: s / self.weight if entries[key].weighted else s for key, s in self.sums.items()}
 
 
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combination:
+    """How updates are combined by their Gram matrix.
+
+    coefficients: (K, p) -> c, the rule
+    sketch: (vector, length, seed) -> its sketch
+    """
+
+    coefficients: Callable[[Array, Array], Array]
+    sketch: Callable[[npt.NDArray[np.floating], int, int], npt.NDArray[np.floating]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CombinedTotal(Total):
+    """Sums over clients, of which that of the parameters is over c_i times a client's.
+
+    matrix: K of the sketches, in the order of `clients`
+    shares: p
+    length, seed: of the sketch
+    sent, delivered: bytes of the Gram matrix, from all clients and to them
+    """
+
+    matrix: Array
+    shares: Array
+    length: int
+    seed: int
+    sent: int
+    delivered: int
+
+
 @dataclass(frozen=True)
 class UpdateTransform:
     """Base of all transforms, and by itself one that changes nothing."""
 
     name: ClassVar[str] = "none"
     sums_only: ClassVar[bool] = False
+    opens_gram: ClassVar[bool] = False
+    least_parameters: ClassVar[int] = 1
+    """With `opens_gram`: the shortest update that can be sketched."""
     clients: ClassVar[tuple[int, int]] = (1, 10**9)
     """With `sums_only`: fewest and most clients of a round."""
 
@@ -134,6 +174,28 @@ class UpdateTransform:
 
         Returns:
             The sums, and the clients that are in them.
+        """
+        raise NotImplementedError
+
+    def combine(
+        self,
+        messages: Mapping[str, Tree],
+        weights: Mapping[str, float],
+        entries: Mapping[str, SummedEntry],
+        by: Combination,
+    ) -> CombinedTotal:
+        """Combine the parameters of all clients by their Gram matrix, and add up the other entries.
+
+        For transforms with `opens_gram`.
+
+        Args:
+            messages: By client, with the same entries in the same shapes, `parameters` among them.
+            weights: How much each client counts.
+            entries: How each entry is added up; the parameters with the rule's coefficients.
+            by: The rule and the sketch.
+
+        Returns:
+            The sums, and what was opened of the parameters.
         """
         raise NotImplementedError
 
