@@ -41,6 +41,7 @@ fuzz: $(INSTALLED)
 	$(BIN)/python tests/fuzz/fuzz.py configurations 2000
 	$(BIN)/python tests/fuzz/fuzz.py files 1000
 	$(BIN)/python tests/fuzz/fuzz.py messages 2000
+	$(BIN)/python tests/fuzz/fuzz.py secure 500
 
 # Known faults of the pinned versions, asked of a public database; in an environment of its own.
 audit:

@@ -266,7 +266,8 @@ def test_an_endless_header_costs_the_server_nothing(secure):
 
 
 def test_half_requests_are_closed_and_bounded_in_number(secure):
-    """Also one that sends a byte now and then; sites are served meanwhile."""
+    """Also a TLS handshake that does not begin; sites are served meanwhile."""
+    silent = socket.create_connection(("127.0.0.1", secure.port), 50)
     opened, refused = [], 0
     for _ in range(40):
         tls = connect(secure)
@@ -284,6 +285,8 @@ def test_half_requests_are_closed_and_bounded_in_number(secure):
         tls.settimeout(60)
         assert answered(tls) == b""
         tls.close()
+    assert silent.recv(1) == b""  # a minute without the server's bound
+    silent.close()
     assert "online since" in secure.call(secure.fedld, "server", "status").stdout
 
 

@@ -789,3 +789,33 @@ def test_a_coded_update_of_another_form_is_refused(grid, digits, tmp_path):
 def test_a_sites_name_has_no_newline(name):
     with pytest.raises(FedLDError, match="a site's name has letters"):
         site_name(name)
+
+
+def scaled(key, factor):
+    """A reply in which one entry of the method's message is a multiple of what it was."""
+
+    def spoil(message, reply):
+        mine = {name: tree(reply.content, name) for name in ("update", "message")}
+        if key in mine["message"]:
+            mine["message"][key] = factor * mine["message"][key]
+        return Message(pack(unpack(Answer, reply.content), **mine), reply_to=message)
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("settings", "lie", "reason"),
+    [
+        ({"method": "ridge"}, scaled("moments", 3.0), "of different samples"),
+        ({"method": {"name": "ridge", "balanced": True}}, scaled("moments", -1.0), "of different samples"),
+        ({"method": "ridge"}, scaled("errors", -1.0), "its errors are negative"),
+        ({"method": "lda"}, scaled("targets", 1e6), "samples, and it described"),
+        ({"method": "newton"}, scaled("targets", 0.0), "are of 0 samples"),
+        ({"method": "regmean"}, scaled("change", 50.0), "more than its update explains"),
+    ],
+)
+def test_sums_that_cannot_be_are_refused_and_the_run_goes_on(grid, digits, tmp_path, settings, lie, reason):
+    grid.spoil["beta"] = lie
+    excluded = go(grid, digits, tmp_path, train="head", model="cnn", **settings)
+    assert reason in excluded.pop("beta")
+    assert not any(excluded.values())

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import polars
 import torch
 from PIL import Image
 from safetensors.torch import save
@@ -19,6 +20,8 @@ from fedld.config.experiment import make_experiment, read_toml
 from fedld.data import DataSpec, load
 from fedld.models import build, load_weights
 from fedld.models.files import model_bytes, read_model
+from fedld.privacy.context import read_peers
+from fedld.privacy.policy import read_policy
 from fedld.records.chain import sealed
 from fedld.records.reader import Run, read
 
@@ -146,9 +149,86 @@ def _png(rng: random.Random) -> bytes:
     return buffer.getvalue()
 
 
+POLICY = """methods = ["fedavg", "ridge"]
+min_sites = 3
+updates = "summed"
+models_to_sites = false
+smallest_count = 50
+epsilon = 4.0
+"""
+PEERS = "[peers]\n" + "".join(f'site_{k} = "{k:064x}"\n' for k in range(4))
+ROWS = "age,kind,when,event,hospital,use\n" + "".join(
+    f"{40 + k},{'abc'[k % 3]},{1 + k % 7},{k % 2},{'xy'[k % 2]},{'test' if k % 5 == 0 else 'train'}\n"
+    for k in range(40)
+)
+IMAGE_LIST = "path,label,site,patient,split\n" + "".join(
+    f"{k}.png,{'ab'[k % 2]},{'xy'[k // 2 % 2]},p{k // 2},{'test' if k > 5 else 'train'}\n" for k in range(8)
+)
+
+
+def _respelt(text: str, rng: random.Random) -> bytes:
+    """Cells of a table replaced, rows repeated or left out, or bytes changed later by `_place`."""
+    rows = [line.split(",") for line in text.splitlines()]
+    for _ in range(rng.choice([0, 1, 1, 3])):
+        row = rng.choice(rows)
+        row[rng.randrange(len(row))] = rng.choice(
+            ["", "nan", "inf", "-1", "1e400", "9" * 400, "\0", "../x", '"', "é"]
+        )
+    if rng.random() < 0.3:
+        rows.append(rng.choice(rows))
+    if rng.random() < 0.2:
+        del rows[rng.randrange(1, len(rows)) :]
+    return "\n".join(",".join(row) for row in rows).encode()
+
+
+def _parquet(rng: random.Random) -> bytes:
+    frame = polars.read_csv(ROWS.encode())
+    match rng.randrange(5):
+        case 0:
+            frame = frame.with_columns(polars.lit([1, 2]).alias("kind"))
+        case 1:
+            frame = frame.with_columns(polars.lit(None).alias("when"))
+        case 2:
+            frame = frame.with_columns(polars.lit(b"\x00").alias("age"))
+    buffer = io.BytesIO()
+    frame.write_parquet(buffer)
+    return buffer.getvalue()
+
+
+def _table_case(rng: random.Random, folder: Path) -> Callable[[], object]:
+    """A table of rows as CSV or parquet, for one of three tasks."""
+    suffix = rng.choice(["csv", "csv", "parquet"])
+    file = folder / f"rows.{suffix}"
+    _place(file, _respelt(ROWS, rng) if suffix == "csv" else _parquet(rng), rng)
+    task, target = rng.choice([("classification", "kind"), ("regression", "age"), ("survival", "when,event")])
+    spec = DataSpec(
+        f"csv:{file}", task=task, target_column=target, site_column="hospital", split_column="use", min_size=1
+    )
+    return lambda: load(spec)
+
+
+def _list_case(rng: random.Random, folder: Path) -> Callable[[], object]:
+    """A folder of images with a list beside them."""
+    for k in range(8):
+        Image.new("L", (9, 9), 30 * k).save(folder / f"{k}.png")
+    _place(folder / "images.csv", _respelt(IMAGE_LIST, rng), rng)
+    return lambda: load(DataSpec(f"folder:{folder}", clients=2, min_size=1, image_size=8))
+
+
 def make_case(rng: random.Random, folder: Path) -> Callable[[], object]:
-    """One bad file of one of nine kinds, and whoever reads it."""
-    match rng.choice(["npz", "npz", "folder", "lists", "pth", "safetensors", "model", "npy", "toml", "run"]):
+    """One bad file of one of thirteen kinds, and whoever reads it."""
+    kinds = ["npz", "npz", "folder", "lists", "pth", "safetensors", "model", "npy", "toml", "run"]
+    match rng.choice([*kinds, "policy", "peers", "table", "table", "list"]):
+        case "policy":
+            _place(folder / "policy.toml", POLICY.encode(), rng)
+            return lambda: read_policy(folder / "policy.toml")
+        case "peers":
+            _place(folder / "peers.toml", PEERS.encode(), rng)
+            return lambda: read_peers(folder / "peers.toml")
+        case "table":
+            return _table_case(rng, folder)
+        case "list":
+            return _list_case(rng, folder)
         case "npz":
             _place(folder / "own.npz", _archive(rng), rng)
             return lambda: load(DataSpec(f"npz:{folder}/own.npz", clients=2, min_size=1))

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import configurations
 import files
 import messages
+import secure
 
 from fedld.data import DataSpec, load
 from fedld.engine.memory import peak_memory
@@ -27,6 +28,7 @@ CASES: dict[str, Callable[[random.Random, Path], Callable[[], object]]] = {
     "configurations": configurations.make_case,
     "files": files.make_case,
     "messages": messages.make_case,
+    "secure": secure.make_case,
 }
 SECONDS = 120
 MEMORY = 2 << 30

@@ -30,11 +30,13 @@ from fedld.engine.jobs import (
     Incoming,
     LossJob,
     PersonalJob,
+    PrepareJob,
     SharedMemory,
     SiteTestJob,
     TrainJob,
 )
 from fedld.engine.network import divided, make_layout
+from fedld.methods.moments import symmetric, triangle
 from fedld.tasks import Classification
 
 CLASSES = ["low", "high", "rare"]
@@ -48,11 +50,16 @@ JOBS: list[dict[str, Any]] = [
     {"kind": "candidates", "round": 1, "coefficients": [[1.0, 0.0], [0.0, 2.0]], "samples": 32, **HERE},
     {"kind": "personal", **HERE},
     {"kind": "site-test", **HERE},
+    {"kind": "prepare", "round": 1, **HERE},
+    {"kind": "prepare", "round": 0, "what": "closed", **HERE},
+    {"kind": "prepare", "round": 0, "what": "features", **HERE},
 ]
 SETTINGS = [
     *("", "decompose = 1", "validation = 0.4", "decompose_samples = 30", "local_steps = 3", "rounds = 900"),
     *('method = "fedpac"', 'method = "feddisco"', 'method = {name = "fedprox", mu = 100.0}'),
     *("batch_size = 1", "batch_size = 1000000000", "lr = 10.0\nweight_decay = 0.1", "image_size = 999"),
+    *(f'method = "{name}"\ntrain = "head"' for name in ("ridge", "lda", "newton", "regmean")),
+    *('method = {name = "ridge", features = "random:9"}\ntrain = "head"', 'transform = ["quantise:4"]'),
     *('rule = {name = "measured", samples = 32, lengths = "1,2"}', "local_epochs = 100000", "seed = 3"),
 ]
 ODD: list[Any] = [
@@ -77,14 +84,15 @@ def _site() -> tuple[Path, dict[str, Any]]:
     return folder, config | {"max-runs": 10**6, "memory-gb": 1.5, "max-epochs": 3, "cache-gb": 0.1}
 
 
+def _federation() -> Any:
+    return SimpleNamespace(input_shape=(1, 8, 8), classes=CLASSES, outputs=len(CLASSES), output_shape=(3,))
+
+
 @lru_cache(maxsize=1)
 def _size() -> Any:
     experiment = make_experiment({})
     method = make_method(experiment)
-    federation: Any = SimpleNamespace(
-        input_shape=(1, 8, 8), classes=CLASSES, outputs=len(CLASSES), output_shape=(3,)
-    )
-    return make_layout(experiment, method, divided(experiment, method, federation)[1])
+    return make_layout(experiment, method, divided(experiment, method, _federation())[1])
 
 
 def _spoil(value: Any, rng: random.Random) -> Any:
@@ -196,6 +204,49 @@ def _answer(rng: random.Random) -> Callable[[], object]:
     return case
 
 
+@lru_cache(maxsize=1)
+def _sums() -> tuple[Orders, dict[str, torch.Tensor]]:
+    """A server that waits for a site's sums, and those of a hundred samples."""
+    orders, _, _ = _orders()
+    setup: Any = SimpleNamespace(**vars(orders.setup))
+    experiment = make_experiment({"method": "ridge", "train": "head"})
+    setup.method = make_method(experiment)
+    setup.layout = make_layout(experiment, setup.method, divided(experiment, setup.method, _federation())[1])
+    generator = torch.Generator().manual_seed(0)
+    X = torch.nn.functional.pad(torch.randn(100, 5, generator=generator).double(), (0, 1), value=1.0)
+    Y = torch.nn.functional.one_hot(torch.arange(100) % 3).double()
+    message = {"moments": triangle(X.T @ X), "targets": X.T @ Y}
+    return Orders(setup, orders.memory, "0" * 32, {"a": 60}), message
+
+
+def _closed_form(rng: random.Random) -> Callable[[], object]:
+    """A site's sums for a head in closed form, by chance with some numbers replaced."""
+    orders, good = _sums()
+    message = {key: value.clone() for key, value in good.items()}
+    for _ in range(rng.choice([0, 1, 1, 3])):
+        key = rng.choice(list(message))
+        values = message[key].flatten()
+        values[rng.randrange(len(values))] = rng.choice([0.0, -1.0, 0.5, 1e3, 1e8, -1e30, float("nan")])
+        message[key] = values.view(message[key].shape)
+    if rng.random() < 0.2:
+        key = rng.choice(list(message))
+        message[key] = rng.choice(
+            [message[key][:-1], message[key].float(), message[key].long(), message[key] * 7]
+        )
+    if rng.random() < 0.1:
+        message.pop(rng.choice(list(message)))
+
+    def case() -> None:
+        content = pack(Answer(results=[{}]), message=message)
+        content.config_records["part"]["json"] = json.dumps({"results": [{"message": {}, "finite": True}]})
+        [prepared] = orders.read([PrepareJob(1, Incoming("a"))], content)
+        if prepared.finite and prepared.message:
+            assert 0 < prepared.message["targets"][-1].sum() <= 100
+            assert torch.linalg.eigvalsh(symmetric(prepared.message["moments"])).min() > -1e-2
+
+    return case
+
+
 def _description(rng: random.Random) -> Callable[[], object]:
     """A site's description of its data, by chance a bad one."""
     told: Any = {"site": "a", "version": __version__, "shape": [8, 8, 1], "train": 100, "test": 20}
@@ -216,4 +267,4 @@ def _description(rng: random.Random) -> Callable[[], object]:
 def make_case(rng: random.Random, _: Path) -> Callable[[], object]:
     """One message, sent."""
     _site()
-    return rng.choice([_order, _order, _answer, _answer, _description])(rng)
+    return rng.choice([_order, _order, _order, _answer, _answer, _closed_form, _description])(rng)

@@ -19,6 +19,8 @@ HEADER_BYTES = 16 << 10
 """Bytes of a request before its headers are complete."""
 HEADER_SECONDS = 10.0
 """Time from the first byte of a request, or from the connection, until its headers are complete."""
+HANDSHAKE_SECONDS = 10.0
+"""Time of a TLS handshake."""
 UNKNOWN = 128
 """Connections at a time that have not yet been answered as those of a registered site."""
 UNKNOWN_PER_ADDRESS = 32
@@ -29,6 +31,16 @@ CALLERS = 10_000
 """Callers that are remembered; without keys every connection is one."""
 
 App = Callable[..., Any]
+
+
+class BoundedLoop(asyncio.SelectorEventLoop):
+    """An event loop of which TLS handshakes have little time; uvicorn has no setting for it."""
+
+    async def create_server(self, *args: Any, **options: Any) -> asyncio.Server:
+        """Listen; with TLS a connection has `HANDSHAKE_SECONDS` to become one."""
+        if options.get("ssl") is not None:
+            options.setdefault("ssl_handshake_timeout", HANDSHAKE_SECONDS)
+        return await super().create_server(*args, **options)
 
 
 class BoundedProtocol(H11Protocol):

@@ -16,6 +16,7 @@ from fedld.deployment.admission import FLEET, Admission
 from fedld.deployment.listener import (
     HEADER_BYTES,
     Activity,
+    BoundedLoop,
     BoundedProtocol,
     Holding,
     Listener,
@@ -79,7 +80,8 @@ def run_superlink(
         **common,
     )
     outside = Listener(outside_config, activity)
-    asyncio.run(_serve([inside, outside], ready))
+    with asyncio.Runner(loop_factory=BoundedLoop) as runner:
+        runner.run(_serve([inside, outside], ready))
 
 
 async def _serve(listeners: list[Listener], ready: Callable[[], None]) -> None:

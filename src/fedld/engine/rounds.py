@@ -36,7 +36,7 @@ from fedld.engine.measure import (
 from fedld.engine.preparing import prepare_round
 from fedld.engine.private import spend_budgets
 from fedld.engine.recording import client_lines, conflict_line, round_line
-from fedld.engine.screening import refusals
+from fedld.engine.screening import refusals, unexplained
 from fedld.engine.setup import sample
 from fedld.engine.summing import choose_by_sums, combined_updates, sum_of_updates
 from fedld.errors import FedLDError
@@ -170,6 +170,9 @@ def accept(exchange: Exchange, trainings: Trainings) -> Accepted:
         return _accept_sum(exchange, trainings, finite, rows)
     messages = {name: one.message for name, one in finite.items()}
     refused = refusals(setup.method, setup.layout, rows, messages)
+    if not setup.transforms:  # which change updates, but not the messages beside them
+        sound = {name: row for name, row in rows.items() if name not in refused}
+        refused |= unexplained(setup.method, exchange.state.server, setup.layout, sound, messages)
     trained = {name: one for name, one in finite.items() if name not in refused}
     exchange.check_quorum(trainings.results, trained, refused)
     jobs = {name: trainings.jobs[name] for name in trained}

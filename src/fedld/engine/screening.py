@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedld.aggregation import statistic_problem, too_long
 from fedld.layout import Layout, Tree
-from fedld.methods import Method
+from fedld.methods import Method, Server
 
 
 def refusals(
@@ -40,11 +40,35 @@ def refusals(
     return refused | too_long(np.array([*lengths.values()]), [*lengths], method.max_update_ratio)
 
 
+def unexplained(
+    method: Method,
+    server: Server,
+    layout: Layout,
+    updates: Mapping[str, Tensor],
+    messages: Mapping[str, Tree],
+) -> dict[str, str]:
+    """Find the clients whose update and message do not belong together.
+
+    Args:
+        method: Its `update_problem` decides.
+        server: The server's state before the round.
+        layout: Layout of the updates.
+        updates: A vector per client, as the client made it.
+        messages: What each of these clients sent beside its update.
+
+    Returns:
+        Why a client is refused, by name.
+    """
+    found = {c: method.update_problem(server, layout, update, messages[c]) for c, update in updates.items()}
+    return {client: problem for client, problem in found.items() if problem is not None}
+
+
 def long_messages(method: Method, messages: Mapping[str, Tree]) -> dict[str, str]:
-    """Find the clients whose preparation is too long in an entry of the method's `prepared_lengths`."""
+    """Find the clients whose preparation is too long by one of the method's `prepared_lengths`."""
     refused: dict[str, str] = {}
-    for key in method.prepared_lengths:
-        lengths = {client: _length(message[key]) for client, message in messages.items() if key in message}
+    found = {client: method.prepared_lengths(message) for client, message in messages.items()}
+    for key in sorted({key for lengths in found.values() for key in lengths}):
+        lengths = {client: one[key] for client, one in found.items() if key in one}
         refused |= too_long(np.array([*lengths.values()]), [*lengths], method.max_update_ratio, what=key)
     return refused
 

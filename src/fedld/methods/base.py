@@ -182,7 +182,6 @@ class Method:
     sums_suffice: ClassVar[bool] = False  # the server uses the rule's aggregate and `message_sums` alone
     message_sums: ClassVar[Mapping[str, MessageSum]] = {}  # entries that are only needed as sums
     calibrates: ClassVar[bool] = False  # whether an exchange with all clients follows the last round
-    prepared_lengths: ClassVar[tuple[str, ...]] = ()  # entries of `prepare` that `max_update_ratio` bounds
     reads_features: ClassVar[bool] = False  # of the incoming and the trained model: losses use the same pass
     starts_from_global: ClassVar[bool] = True  # a client's loss before training is then the global model's
     second_moments: ClassVar[bool] = False  # clients send X'X of the head's inputs, which need a frozen trunk
@@ -297,6 +296,21 @@ class Method:
             Tensors by name, for `gather`.
         """
         raise NotImplementedError
+
+    def prepared_lengths(self, message: Tree) -> dict[str, float]:
+        """Lengths in what `prepare` gave, by name, that `max_update_ratio` bounds among clients."""
+        return {}
+
+    def message_problem(self, message: Tree, samples: int) -> str | None:
+        """Why a client that described so many samples cannot have such a message; None if it can.
+
+        Asked of everything that comes from another machine, before it is used.
+        """
+        return None
+
+    def update_problem(self, server: Server, layout: Layout, update: Tensor, message: Tree) -> str | None:
+        """Why an update and the message beside it do not belong together; None if they do."""
+        return None
 
     def calibrate(self, server: Server, messages: Messages) -> Server:
         """Make the final server state after the last round, for methods with `calibrates`.

@@ -21,6 +21,7 @@ from fedld.layout import Layout, Tree
 from fedld.local import LocalClient, Reply
 from fedld.methods.base import Messages, MessageSum, Method, Replies, Server
 from fedld.methods.moments import LinearProblem, added, client_sums, head_inputs, head_of, set_head, sum_of
+from fedld.methods.sum_bounds import mean_length, sums_problem
 from fedld.models import as_model, head_names
 from fedld.models.standardise import randomise_head
 
@@ -85,6 +86,16 @@ class SumsMethod(Method):
     def sums(self, client: LocalClient) -> Tree:
         """The sums that this method needs."""
         return client_sums(client, dtype=getattr(torch, self.precision))
+
+    def prepared_lengths(self, message: Tree) -> dict[str, float]:
+        """The mean length of the head's inputs."""
+        length = mean_length(message)
+        return {} if length is None else {"mean of inputs": length}
+
+    def message_problem(self, message: Tree, samples: int) -> str | None:
+        """Sums that no samples have, negative errors and losses."""
+        negative = [key for key in ("errors", "losses") if key in message and bool((message[key] < 0).any())]
+        return f"its {negative[0]} are negative" if negative else sums_problem(message, samples)
 
     def message_bytes(self, layout: Layout) -> int:
         """Those of the sums, by class."""

@@ -29,8 +29,6 @@ class FedIIR(Method):
 
     card: ClassVar[Card] = Card("FedIIR", "Guo et al. 2023", communication="head gradient each way")
 
-    prepared_lengths: ClassVar[tuple[str, ...]] = ("gradient",)
-
     def check(self, model: nn.Module) -> None:
         """It needs features and a head."""
         as_model(model)
@@ -47,6 +45,10 @@ class FedIIR(Method):
     def prepare(self, client: LocalClient) -> Tree:
         """Gradient of the head at the incoming model."""
         return {"gradient": self.mean_gradient(client)}
+
+    def prepared_lengths(self, message: Tree) -> dict[str, float]:
+        """The length of the gradient."""
+        return {"gradient": float(torch.linalg.vector_norm(message["gradient"], dtype=torch.float64))}
 
     def gather(self, server: Server, messages: Messages) -> Server:
         """The moving average of the gradients, started at zero."""

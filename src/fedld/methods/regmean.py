@@ -4,12 +4,15 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fedld.aggregation import Aggregate
+from fedld.layout import Layout, Tree
 from fedld.local import LocalClient, Reply
 from fedld.methods.base import Card, MessageSum, Replies, Server
 from fedld.methods.closed import SAFE, SUMS, SumsMethod
 from fedld.methods.moments import head_inputs, head_of, set_head, sum_of, symmetric
+from fedld.methods.sum_bounds import change_problem
 
 
 @dataclass(frozen=True)
@@ -40,15 +43,32 @@ class RegMean(SumsMethod):
         change = torch.cat([weight, bias[:, None]], 1).T
         return client.reply(message={"change": (X.T @ (X @ change)).float()})
 
+    def update_problem(self, server: Server, layout: Layout, update: Tensor, message: Tree) -> str | None:
+        """A change of outputs that is larger than the update explains."""
+        change = message.get("change")
+        if change is None:
+            return None
+        views = layout.views(update)
+        weight, bias = (views[name].double() for name in head_of(layout))
+        given = torch.cat([weight, bias[:, None]], 1).T
+        if change.shape != given.shape:
+            return "its change of outputs has another shape than the head"
+        return change_problem(_positive(server.extra["moments"]), change.double(), given)
+
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
         """Merge the heads; the rule is used for the report alone."""
         combined, layout = self.aggregate(replies), replies.layout
         kept = set(replies.clients) - set(combined.report.rejected)
         told = [m["change"] for c, m in zip(replies.clients, replies.messages, strict=True) if c in kept]
-        A = symmetric(server.extra["moments"])
-        damped = A + SAFE * A.diagonal().sum() * torch.eye(len(A)).to(A)
+        damped = _positive(server.extra["moments"])
         step = torch.cholesky_solve(sum_of([one.double() for one in told]), torch.linalg.cholesky(damped))
         names = head_of(layout)
         moved = set_head(torch.zeros_like(server.weights), layout, names, step[:-1].T, step[-1])
         update = layout.shared_parameters(moved)
         return replace(server, weights=server.weights + moved), replace(combined, update=update)
+
+
+def _positive(moments: Tensor) -> Tensor:
+    """Give the matrix X'X of all clients, made positive definite."""
+    A = symmetric(moments)
+    return A + SAFE * A.diagonal().sum() * torch.eye(len(A)).to(A)

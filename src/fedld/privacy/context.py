@@ -19,6 +19,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from fedld.errors import FedLDError
+from fedld.paths import require_regular
 from fedld.privacy.fixed_point import FixedPoint
 from fedld.privacy.shamir import least_shares
 
@@ -242,8 +243,9 @@ def read_peers(file: Path) -> dict[str, str]:
         FedLDError: the file cannot be read, or has anything else in it: no pins, no secure round.
     """
     try:
+        require_regular(file)
         content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # also of integers of thousands of digits
         raise FedLDError(f"the pinned keys in '{file}' cannot be read: {error}") from None
     peers = content.get("peers")
     if set(content) != {"peers"} or not isinstance(peers, dict) or not peers:

@@ -20,6 +20,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedld.errors import FedLDError, nearest
+from fedld.paths import require_regular
 from fedld.registry import first_problem
 
 POLICY = "policy.toml"
@@ -112,6 +113,7 @@ def read_policy(file: Path) -> Policy:
         FedLDError: the file cannot be read or has something else in it; then everything is refused.
     """
     try:
+        require_regular(file)
         if file.stat().st_size > LARGEST_FILE:
             raise FedLDError(f"the policy '{file.name}' is very large, so everything is refused")
         given = tomllib.loads(file.read_text(encoding="utf-8"))

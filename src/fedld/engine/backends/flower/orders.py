@@ -38,6 +38,8 @@ from fedld.engine.jobs import (
 from fedld.errors import FedLDError
 from fedld.layout import Tree
 from fedld.local.client import MEASURED
+from fedld.methods.start import RIDGE
+from fedld.methods.sum_bounds import feature_sums_problem
 from fedld.tasks import Tally
 from fedld.transforms import BUFFERS, PARAMETERS
 
@@ -134,6 +136,7 @@ class Orders:
             case PrepareJob():
                 message = tree(reply, "message")
                 answer.read(k, Prepared)
+                self._check_message(job, message)
                 return Prepared(message, all(map(_finite, message.values())))
             case TrainJob():
                 return self._trained(job, answer.read(k, Trained), reply)
@@ -166,6 +169,7 @@ class Orders:
         for tally in (trained.before, trained.after):
             if tally is not None:
                 self._check_tally(tally, self.setup.sizes[job.incoming.client])
+        self._check_message(job, message)
         row.zero_()
         layout.set_shared(row, update)
         metrics = torch.tensor(list(trained.metrics.values()))
@@ -183,6 +187,20 @@ class Orders:
         if update is None or update.shape != (length,) or update.dtype != self.memory.updates.dtype:
             raise FedLDError(f"its update is not a float32 vector of {length} numbers")
         return update
+
+    def _check_message(self, job: PrepareJob | TrainJob, message: Tree) -> None:
+        """Refuse sums that no samples of the described number can have; what is not finite comes later."""
+        if not all(map(_finite, message.values())):
+            return
+        samples = self.setup.sizes[job.incoming.client]
+        what = job.what if isinstance(job, PrepareJob) else "method"
+        problems = {
+            "method": self.setup.method.message_problem,
+            "closed": RIDGE.message_problem,
+            "features": feature_sums_problem,
+        }
+        if problem := problems[what](message, samples):
+            raise FedLDError(problem)
 
     def _check_tally(self, tally: Tally, images: int) -> None:
         """Refuse a tally that no measurement of at most `images` images can give.
