@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from fedld.data import Federation
     from fedld.engine.backends.base import Backend, Engine
     from fedld.engine.backends.machine import ThisMachine
-    from fedld.engine.callbacks import Callback
+    from fedld.engine.callbacks import Callback, EarlyStopping
     from fedld.errors import FedLDError
     from fedld.frames import load
     from fedld.local import Context, ContextObjective, LocalClient, Objective, Reply
     from fedld.methods import Method
     from fedld.models import Model
     from fedld.results import Result, Study
+    from fedld.study.trackers import Tracking
     from fedld.tasks import Measure, Metric
 
 PLACES = {
@@ -33,10 +34,11 @@ PLACES = {
     "fedld.data": ("Federation",),
     "fedld.engine.backends.base": ("Backend", "Engine"),
     "fedld.engine.backends.machine": ("ThisMachine",),
-    "fedld.engine.callbacks": ("Callback",),
+    "fedld.engine.callbacks": ("Callback", "EarlyStopping"),
     "fedld.methods": ("Method",),
     "fedld.models": ("Model",),
     "fedld.local": ("Context", "ContextObjective", "LocalClient", "Objective", "Reply"),
+    "fedld.study.trackers": ("Tracking",),
     "fedld.tasks": ("Measure", "Metric"),
     "fedld.aggregation": ("GramRule", "Rule", "aggregate"),
     "fedld.errors": ("FedLDError",),
@@ -47,6 +49,7 @@ __all__ = [
     "Callback",
     "Context",
     "ContextObjective",
+    "EarlyStopping",
     "Engine",
     "FedLDError",
     "Federation",
@@ -62,6 +65,7 @@ __all__ = [
     "Rule",
     "Study",
     "ThisMachine",
+    "Tracking",
     "__version__",
     "aggregate",
     "auto",

@@ -3,9 +3,14 @@
 The file itself tells of which round it is and how well it did, so a run that is resumed knows what to beat.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from torch import nn
+
+from fedld.config.experiment import Experiment
+from fedld.engine.callbacks import Callback
 from fedld.errors import FedLDError
 from fedld.models.files import model_bytes, read_model
 from fedld.records.schema import ROUNDS, RoundLine
@@ -16,12 +21,31 @@ Export = Callable[[dict[str, str]], bytes]
 """The round's model as a file whose metadata have these facts too."""
 
 
-def keep_best(folder: Path, line: RoundLine, export: Export) -> None:
-    """Write the round's model if its loss on the validation images is the least so far."""
-    loss = line["validation"].get("loss") if "validation" in line else None
-    if loss is not None and loss < _least(folder, line["round"]):
-        facts = {"round": str(line["round"]), "validation_loss": repr(loss)}
-        write_atomically(folder / BEST, export(facts))
+class BestModel(Callback):
+    """Keep the model with the least loss on the validation images; a run without such images has none.
+
+    Args:
+        export: gives the round's model as a file.
+    """
+
+    sees_model = False
+
+    def __init__(self, export: Export) -> None:
+        self.export = export
+        self.least = math.inf
+
+    def begin(self, experiment: Experiment, out: Path) -> None:
+        """Read the loss to beat."""
+        self.folder = out
+        self.least = _least(out) if experiment.validation is not None else math.inf
+
+    def after_round(self, line: RoundLine, model: nn.Module) -> None:
+        """Write the round's model if its loss is the least so far."""
+        loss = line["validation"].get("loss") if "validation" in line else None
+        if loss is not None and loss < self.least:
+            facts = {"round": str(line["round"]), "validation_loss": repr(loss)}
+            write_atomically(self.folder / BEST, self.export(facts))
+            self.least = loss
 
 
 def seal_best(folder: Path, provenance: Mapping[str, str]) -> None:
@@ -42,11 +66,12 @@ def damage(file: Path) -> str | None:
     return None
 
 
-def _least(folder: Path, round_: int) -> float:
+def _least(folder: Path) -> float:
     """The loss to beat: the best model's, or where its file cannot be read, that of the earlier rounds."""
     try:
         return float(read_model(folder / BEST).metadata["validation_loss"])
     except (FedLDError, KeyError, ValueError):
-        earlier = [line for line in each_line(folder, ROUNDS) if line["round"] < round_]
-        losses = [line["validation"].get("loss") for line in earlier if "validation" in line]
-        return min((loss for loss in losses if loss is not None), default=float("inf"))
+        losses = [
+            line["validation"].get("loss") for line in each_line(folder, ROUNDS) if "validation" in line
+        ]
+        return min((loss for loss in losses if loss is not None), default=math.inf)

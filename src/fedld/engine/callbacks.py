@@ -3,18 +3,22 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from fedld.config.experiment import Experiment
 from fedld.errors import FedLDError
 from fedld.records.schema import ROUNDS, RoundLine, Summary
 from fedld.records.writer import each_line
 
+if TYPE_CHECKING:  # the readers of records, trackers among them, start without torch
+    from torch import nn
+
 
 class Callback:
     """Base of all callbacks; a subclass overrides the methods it needs.
+
+    Attributes:
+        sees_model: whether `after_round` looks at the model; where no callback does, none is made.
 
     >>> import fedld
     >>> class Rounds(fedld.Callback):
@@ -30,6 +34,8 @@ class Callback:
     [1, 2]
     """
 
+    sees_model: bool = True
+
     def begin(self, experiment: Experiment, out: Path) -> None:
         """Begin or continue a run.
 
@@ -38,7 +44,7 @@ class Callback:
             out: its folder, with the records of the rounds that are done.
         """
 
-    def after_round(self, line: RoundLine, model: nn.Module) -> bool | None:
+    def after_round(self, line: RoundLine, model: "nn.Module") -> bool | None:
         """Look at a finished round.
 
         Args:
@@ -58,7 +64,7 @@ class Callback:
         """
 
 
-Function = Callable[[RoundLine, nn.Module], bool | None]
+Function = Callable[[RoundLine, "nn.Module"], bool | None]
 
 
 class _FromFunction(Callback):
@@ -67,13 +73,19 @@ class _FromFunction(Callback):
     def __init__(self, function: Function) -> None:
         self.function = function
 
-    def after_round(self, line: RoundLine, model: nn.Module) -> bool | None:
+    def after_round(self, line: RoundLine, model: "nn.Module") -> bool | None:
         """Call the function."""
         return self.function(line, model)
 
 
 class EarlyStopping(Callback):
-    """End a run after so many rounds without a lower loss on the images that clients set aside."""
+    """End a run after so many rounds without a lower loss on the images that clients set aside.
+
+    Args:
+        rounds: how many; the setting `patience` makes one of these.
+    """
+
+    sees_model = False
 
     def __init__(self, rounds: int) -> None:
         self.rounds, self.least, self.best = rounds, math.inf, 0
@@ -83,7 +95,7 @@ class EarlyStopping(Callback):
         for line in each_line(out, ROUNDS) if (out / ROUNDS.name).exists() else ():
             self._see(line)
 
-    def after_round(self, line: RoundLine, model: nn.Module) -> bool | None:
+    def after_round(self, line: RoundLine, model: "nn.Module") -> bool | None:
         """Whether the last `rounds` rounds brought nothing."""
         self._see(line)
         return line["round"] - self.best >= self.rounds
@@ -101,11 +113,11 @@ def callbacks_of(experiment: Experiment, own: Sequence[Any]) -> list[Callback]:
         FedLDError: One is no callback, or patience has no validation images to go by.
     """
     found = [as_callback(one) for one in own]
-    if experiment.patience is None:
-        return found
-    if experiment.validation is None:
+    if experiment.patience is not None:
+        found.append(EarlyStopping(experiment.patience))
+    if experiment.validation is None and any(isinstance(one, EarlyStopping) for one in found):
         raise FedLDError("patience goes by the loss on validation images: give --validation SHARE too")
-    return [*found, EarlyStopping(experiment.patience)]
+    return found
 
 
 def as_callback(value: Any) -> Callback:

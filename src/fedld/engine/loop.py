@@ -5,9 +5,10 @@ What happens in a round is in `rounds.py`, phase by phase.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from fedld.config.experiment import Experiment, make_experiment, read_toml
 from fedld.engine import rounds
@@ -15,7 +16,7 @@ from fedld.engine.backends.base import Engine
 from fedld.engine.backends.machine import THIS_MACHINE, as_engine
 from fedld.engine.backends.processes import tune_process
 from fedld.engine.backends.shared import allocate
-from fedld.engine.best import keep_best
+from fedld.engine.best import BestModel
 from fedld.engine.callbacks import Callback, Function, callbacks_of
 from fedld.engine.checkpoint import (
     KEPT,
@@ -141,7 +142,8 @@ class RoundLoop:
         backend, self.provenance = engine.backend(setup, self.memory), engine.provenance
         again = engine.resuming(directory.path)
         self.exchange = Exchange(setup, self.state, self.memory, backend, directory, progress, again)
-        self.callbacks, self.stopped = callbacks, False
+        self.callbacks: list[Callback] = [BestModel(self._model_file), *callbacks]
+        self.stopped = False
 
     def go(self) -> Summary:
         """Rounds until the last, or until a callback ends the run."""
@@ -207,13 +209,19 @@ class RoundLoop:
         line["seconds"], self.clock = now - self.clock, now
         self.seconds += line["seconds"]
         self.directory.append(ROUNDS, line)
-        keep_best(self.directory.path, line, partial(model_file, self.setup, self.state.server.weights))
         self.progress({"event": "round", "rounds": self.setup.experiment.rounds, **line})
-        if self.callbacks:
-            setup, state = self.setup, self.setup.layout.export(self.state.server.weights)
-            model = loaded(setup.experiment, setup.method, setup.federation, state)
-            answers = [callback.after_round(line, model) for callback in self.callbacks]
-            self.stopped = True in answers
+        model = self._model() if any(one.sees_model for one in self.callbacks) else nn.Identity()
+        answers = [callback.after_round(line, model) for callback in self.callbacks]
+        self.stopped = True in answers
+
+    def _model(self) -> nn.Module:
+        """The global model of the round."""
+        setup, state = self.setup, self.setup.layout.export(self.state.server.weights)
+        return loaded(setup.experiment, setup.method, setup.federation, state)
+
+    def _model_file(self, facts: dict[str, str]) -> bytes:
+        """The global model of the round as a file with some facts."""
+        return model_file(self.setup, self.state.server.weights, facts)
 
     def _checkpoint(self) -> None:
         experiment, folder = self.setup.experiment, self.directory.path / "checkpoints"

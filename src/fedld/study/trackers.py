@@ -7,12 +7,19 @@ only when asked for. Nothing is sent anywhere: a tracker writes files, and its o
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from fedld.config.experiment import Experiment
+from fedld.engine.callbacks import Callback
 from fedld.errors import FedLDError, nearest
+from fedld.paths import user_path
 from fedld.records.flat import flat_round, flatten
 from fedld.records.reader import Run, read
-from fedld.records.schema import Config, Event
+from fedld.records.schema import ROUNDS, RoundLine, Summary
+from fedld.records.writer import each_line
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Scalars = dict[str, float]
 
@@ -94,34 +101,62 @@ class WandB:
         self._run.finish()
 
 
-TRACKERS: dict[str, Callable[[Path, str, dict[str, str]], Tracker]] = {
+MakeTracker = Callable[[Path, str, dict[str, str]], Tracker]
+TRACKERS: dict[str, MakeTracker] = {
     "tensorboard": TensorBoard,
     "mlflow": MLflow,
     "wandb": WandB,
 }
 
 
-def make_tracker(tracker: str, out: Path, name: str, config: Config) -> Tracker:
-    """A tracker for one run."""
-    if tracker not in TRACKERS:
-        raise FedLDError(f"unknown tracker '{tracker}': {nearest(tracker, list(TRACKERS))}")
-    return TRACKERS[tracker](out, name, flatten(config))
+def find_tracker(name: str) -> MakeTracker:
+    """Look a tracker up by name.
+
+    Raises:
+        FedLDError: there is no such tracker.
+    """
+    if name not in TRACKERS:
+        raise FedLDError(f"unknown tracker '{name}': {nearest(name, list(TRACKERS))}")
+    return TRACKERS[name]
 
 
-def follow(tracker: Tracker) -> Callable[[Event], None]:
-    """A progress callback that passes every round on, for `engine.loop.run(..., progress=...)`."""
+class Tracking(Callback):
+    """Give a tracker every round of a run: `fedld.run(..., callbacks=[Tracking("tensorboard", "board")])`.
 
-    def progress(event: Event) -> None:
-        if event.get("event") == "round":
-            tracker.log(event["round"], scalars(event))
+    A run that is continued gives it the rounds that are done first.
 
-    return progress
+    Args:
+        tracker: a name of `TRACKERS`, or a function of folder, name and settings that makes a tracker.
+        out: folder that the tracker writes to.
+        name: of the run in it; default: the name of the run's folder.
+    """
+
+    sees_model = False
+
+    def __init__(self, tracker: str | MakeTracker, out: str | Path, name: str | None = None) -> None:
+        self.make = find_tracker(tracker) if isinstance(tracker, str) else tracker
+        self.out, self.name = user_path(out), name
+
+    def begin(self, experiment: Experiment, out: Path) -> None:
+        """Make the tracker."""
+        settings = flatten(experiment.model_dump(mode="json"))
+        self.tracker = self.make(self.out, self.name or out.name, settings)
+        for line in each_line(out, ROUNDS):
+            self.tracker.log(line["round"], scalars(line))
+
+    def after_round(self, line: RoundLine, model: "nn.Module") -> None:
+        """Pass the measures of the round on."""
+        self.tracker.log(line["round"], scalars(line))
+
+    def end(self, summary: Summary) -> None:
+        """Let the tracker write everything out."""
+        self.tracker.close()
 
 
 def replay(paths: Sequence[Path], tracker: str, out: Path) -> None:
     """Give a tracker the records of runs that exist already."""
     for run in read(paths).runs:
-        made = make_tracker(tracker, out, _name(run), run.config)
+        made = find_tracker(tracker)(out, _name(run), flatten(run.config))
         try:
             for line in run.rounds.lines:
                 made.log(line["round"], scalars(line))

@@ -5,9 +5,10 @@ import threading
 
 import pytest
 
-from fedld.errors import FedLDError
+import fedld
+from fedld.errors import FedLDError, Interrupted
 from fedld.frames import load
-from fedld.study.trackers import follow, make_tracker, replay
+from fedld.study.trackers import Tracking, replay
 
 polars = pytest.importorskip("polars", reason="polars is not installed: pip install 'fedld[analysis]'")
 
@@ -54,20 +55,38 @@ def test_tensorboard_gets_every_scalar(study, tmp_path):
     assert [event.value for event in found] == pytest.approx([line["shift_loss"] for line in lines])
 
 
-def test_a_tracker_follows_a_run(tmp_path):
-    pytest.importorskip(
-        "tensorboard", reason="tensorboard is not installed: pip install 'fedld[tensorboard]'"
-    )
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+class Lines:
+    """A tracker that remembers; the last one made is `Lines.newest`."""
 
-    tracker = make_tracker("tensorboard", tmp_path, "live", {"method": {"name": "fedavg"}})
-    progress = follow(tracker)
-    progress({"event": "client", "round": 1, "client": "a"})
-    progress({"event": "round", "round": 1, "accuracy": 0.25, "auroc": None})
-    tracker.close()
-    events = EventAccumulator(str(tmp_path / "live"))
-    events.Reload()
-    assert events.Tags()["scalars"] == ["accuracy"]
+    def __init__(self, out, name, settings):
+        self.name, self.settings, self.rounds, self.closed = name, settings, [], False
+        Lines.newest = self
+
+    def log(self, round, scalars):
+        self.rounds.append((round, sorted(scalars)))
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_tracker_follows_a_run_also_over_a_stop(tmp_path):
+    settings = {"clients": 2, "rounds": 3, "workers": 0, "out": tmp_path / "run", "progress": False}
+    seen = []
+
+    def stop(line, model):
+        seen.append(line["round"])
+        if line["round"] == 2 and seen == [1, 2]:
+            raise KeyboardInterrupt
+
+    callbacks = [Tracking(Lines, tmp_path / "board"), stop]
+    with pytest.raises(Interrupted):
+        fedld.run("fedavg", "digits", callbacks=callbacks, **settings)
+    assert [round_ for round_, _ in Lines.newest.rounds] == [1, 2]
+    fedld.run("fedavg", "digits", callbacks=callbacks, resume=True, **settings)
+    tracker = Lines.newest
+    assert (tracker.name, tracker.settings["rounds"], tracker.closed) == ("run", "3", True)
+    assert [round_ for round_, _ in tracker.rounds] == [1, 2, 3]
+    assert all("accuracy" in names for _, names in tracker.rounds)
 
 
 def test_mlflow_store(study, tmp_path):
@@ -89,4 +108,4 @@ def test_wandb_offline(study, tmp_path):
 
 def test_an_unknown_tracker_is_one_sentence(tmp_path):
     with pytest.raises(FedLDError, match="did you mean 'tensorboard'"):
-        make_tracker("tensorbord", tmp_path, "x", {})
+        Tracking("tensorbord", tmp_path)
