@@ -8,12 +8,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from flwr.app import Context, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 from sklearn.datasets import load_digits
 
 from fedld.deployment.keys import make_certificates, make_site_key
+from fedld.engine.backends.flower import backend as backend_module
+from fedld.engine.backends.flower import site as site_module
 
 SITES = ("alpha", "beta", "gamma")
 FEDLD = str(Path(sys.executable).with_name("fedld"))
@@ -75,14 +80,14 @@ class Consortium:
         make_site_key(site, self.folder / "keys")
         self.call(FEDLD, "server", "register", "--key", f"keys/{site}.pub", "--name", site)
 
-    def start_site(self, site, data=None, program=(FEDLD,), min_images=2):
+    def start_site(self, site, *options, data=None, program=(FEDLD,), min_images=2):
         words = [*program, "site", "start", "--name", site, "--superlink", f"127.0.0.1:{self.port}"]
         words += ["--data", str(data or self.data / f"{site}.npz"), "--state", "state"]
         words += ["--min-images", str(min_images)]
         words += (
             ["--ca", "certificates/ca.crt", "--key", f"keys/{site}.key"] if self.secure else ["--insecure"]
         )
-        self.start(site, *words)
+        self.start(site, *words, *options)
 
     def submit(self, name, out, *options):
         words = [FEDLD, "run", "--engine", "flower", "--json", *options]
@@ -167,3 +172,58 @@ def secure(tmp_path_factory, digits):
     made.wait(lambda: all((made.folder / "state" / site).is_dir() for site in SITES), 120)  # they have begun
     yield made
     made.close()
+
+
+class Grid:
+    """Flower's grid with the sites' real ClientApp behind it, in this process."""
+
+    def __init__(self, folder, data, suffix, facts):
+        self.nodes, self.replies, self.spoil = {}, {}, {}
+        self.folder, self.data, self.registered = folder, data, {}
+        self.suffix, self.facts = suffix, facts
+        self.app = site_module.app
+        for node, site in enumerate(SITES, start=1):
+            self.join(node, site)
+
+    def join(self, node, site, data=None, name=None, **facts):
+        path = str(data or self.data / f"{site}{self.suffix}")
+        config = {"site": site, "data": path, "state": str(self.folder / "state"), "min-images": 2}
+        self.nodes[node] = Context(0, node, config | self.facts | facts, RecordDict(), {})
+        (self.folder / "state" / site).mkdir(parents=True, exist_ok=True)
+        (self.folder / "state" / site / "seed").write_text("0")  # so that it draws what this machine draws
+        self.registered[node] = name or ""
+
+    def get_nodes(self):
+        facts = {"status": "online", "last_activated_at": ""}
+        return [SimpleNamespace(node_id=n, name=self.registered[n], **facts) for n in self.nodes]
+
+    def push_messages(self, messages):
+        ids = []
+        for message in messages:
+            ids.append(f"m{len(self.replies)}.{message.metadata.dst_node_id}")
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            self.replies[ids[-1]] = self._answer(message)
+        return ids
+
+    def _answer(self, message):
+        context = self.nodes[message.metadata.dst_node_id]
+        reply = self.app(message, context)
+        spoil = self.spoil.get(context.node_config["site"])
+        if spoil is not None and message.metadata.message_type == "train":
+            reply = spoil(message, reply)
+        return reply
+
+    def pull_messages(self, ids):
+        found = [self.replies[i] for i in ids if self.replies.get(i) is not None]
+        for reply in found:
+            self.replies[reply.metadata.reply_to_message_id] = None
+        return found
+
+
+@pytest.fixture
+def make_grid(monkeypatch, tmp_path):
+    """Makes a grid of the sites whose files lie in a folder; Flower lets only its tasks make messages."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    monkeypatch.setattr(backend_module, "DEFAULT_TIMEOUT", 1.5)
+    return lambda data, suffix=".npz", **facts: Grid(tmp_path, data, suffix, facts)

@@ -10,12 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, Context, Message, Metadata, RecordDict
+from flwr.app import Array, Message, Metadata, RecordDict
 from flwr.app.message import make_message
 from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load as load_tensors
@@ -29,7 +28,6 @@ from fedld.deployment import supervisor
 from fedld.deployment.grid import BoundedGrid, unfolded_size
 from fedld.deployment.submit import _follow, flower_defaults
 from fedld.engine import loop, worker
-from fedld.engine.backends.flower import backend as backend_module
 from fedld.engine.backends.flower import site as site_module
 from fedld.engine.backends.flower.disclosure import SiteDraws
 from fedld.engine.backends.flower.engine import FlowerEngine
@@ -53,63 +51,14 @@ from fedld.study.card import make_card
 SITES = ("alpha", "beta", "gamma")
 
 
-class Grid:
-    """Flower's grid with the sites' real ClientApp behind it, in this process."""
-
-    def __init__(self, folder, data):
-        self.nodes, self.replies, self.spoil = {}, {}, {}
-        self.folder, self.data, self.registered = folder, data, {}
-        self.app = site_module.app
-        for node, site in enumerate(SITES, start=1):
-            self.join(node, site)
-
-    def join(self, node, site, data=None, name=None, **facts):
-        path = str(data or self.data / f"{site}.npz")
-        config = {"site": site, "data": path, "state": str(self.folder / "state"), "min-images": 2}
-        self.nodes[node] = Context(0, node, config | facts, RecordDict(), {})
-        (self.folder / "state" / site).mkdir(parents=True, exist_ok=True)
-        (self.folder / "state" / site / "seed").write_text("0")  # so that it draws what this machine draws
-        self.registered[node] = name or ""
-
-    def get_nodes(self):
-        facts = {"status": "online", "last_activated_at": ""}
-        return [SimpleNamespace(node_id=n, name=self.registered[n], **facts) for n in self.nodes]
-
-    def push_messages(self, messages):
-        ids = []
-        for message in messages:
-            ids.append(f"m{len(self.replies)}.{message.metadata.dst_node_id}")
-            message.metadata.__dict__["_message_id"] = ids[-1]
-            self.replies[ids[-1]] = self._answer(message)
-        return ids
-
-    def _answer(self, message):
-        context = self.nodes[message.metadata.dst_node_id]
-        reply = self.app(message, context)
-        spoil = self.spoil.get(context.node_config["site"])
-        if spoil is not None and message.metadata.message_type == "train":
-            reply = spoil(message, reply)
-        return reply
-
-    def pull_messages(self, ids):
-        found = [self.replies[i] for i in ids if self.replies.get(i) is not None]
-        for reply in found:
-            self.replies[reply.metadata.reply_to_message_id] = None
-        return found
-
-
 @pytest.fixture(autouse=True)
-def task(monkeypatch, tmp_path, digits):
-    """Flower lets messages be made inside its tasks only."""
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-    monkeypatch.setattr(backend_module, "DEFAULT_TIMEOUT", 1.5)
+def cache(monkeypatch, digits):
     monkeypatch.setenv("FEDLD_CACHE", str(digits / "cache"))
 
 
 @pytest.fixture
-def grid(tmp_path, digits):
-    return Grid(tmp_path, digits)
+def grid(make_grid, digits):
+    return make_grid(digits)
 
 
 def experiment(digits, **settings):

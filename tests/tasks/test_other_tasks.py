@@ -155,7 +155,8 @@ def test_missing_numbers_become_the_mean_of_all_clients_and_are_marked(table):
 def test_regression_measures_are_those_of_the_targets_own_unit():
     rng = np.random.default_rng(0)
     targets = rng.normal(50, 7, 40)
-    task = Regression().fitted([targets[:10], targets[10:]], ["value"])
+    sums = [Regression().target_sums(part) for part in (targets[:10], targets[10:])]
+    task = Regression().fitted(sums, ["value"])
     assert (task.mean, task.deviation) == pytest.approx((targets.mean(), targets.std()))
     outputs, y = torch.randn(40, 1, generator=torch.Generator().manual_seed(0)), torch.from_numpy(targets)
     parts = merged([task.tally(outputs[:25], y[:25]), task.tally(outputs[25:], y[25:])])

@@ -11,7 +11,7 @@ from fedld.errors import FedLDError
 site = typer.Typer(help="Take part in a federation as a site.", no_args_is_help=True)
 server = typer.Typer(help="Run the server of a federation.", no_args_is_help=True)
 
-Data = Annotated[Path, typer.Option(help="npz file, or folder with a folder for every class")]
+Data = Annotated[Path, typer.Option(help="npz file, CSV or parquet table, or folder of pictures")]
 Authority = Annotated[Path | None, typer.Option(help="certificate of the authority (PEM)")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="no encryption, no keys; on this machine only")]
 Runs = Annotated[Path, typer.Option(help="folder under which the server's runs are written")]
@@ -20,6 +20,10 @@ Bits = Annotated[int, typer.Option(help="bits that 16-bit image files really use
 Patient = Annotated[str, typer.Option(help="pattern whose group is the patient in a file name: '^([^_]+)_'")]
 PolicyFile = Annotated[Path | None, typer.Option(help="this site's own policy.toml: what it takes part in")]
 PeersFile = Annotated[Path | None, typer.Option(help="the consortium's peers.toml: keys for secure rounds")]
+Task = Annotated[str, typer.Option(help="task that this site's data is for")]
+Target = Annotated[str, typer.Option(help="column of a table that is learned; of survival TIME,EVENT")]
+SplitColumn = Annotated[str, typer.Option(help="column of a table: train or test")]
+Drop = Annotated[str, typer.Option(help="columns of a table that are never used, with commas between")]
 Name = Annotated[str, typer.Option(help="the site's name in the consortium")]
 
 
@@ -31,6 +35,10 @@ def check(
     sheet: Annotated[Path | None, typer.Option(help="write a picture of some images of each class")] = None,
     bits: Bits = 0,
     patient: Patient = "",
+    task: Task = "classification",
+    target_column: Target = "",
+    split_column: SplitColumn = "",
+    drop: Drop = "",
     policy: PolicyFile = None,
     peers: PeersFile = None,
 ) -> None:
@@ -39,9 +47,15 @@ def check(
     from fedld.engine.backends.flower.federation import FileFacts
 
     experiment = make_experiment(read_toml(config)) if config else None
-    report = check_site(
-        data, experiment, classes.split(",") if classes else None, FileFacts(False, bits, patient)
+    files = FileFacts(
+        bits=bits,
+        patient=patient,
+        task=task,
+        target_column=target_column,
+        split_column=split_column,
+        drop=drop,
     )
+    report = check_site(data, experiment, classes.split(",") if classes else None, files)
     for line in report.lines():
         typer.echo(line)
     if policy is not None:
@@ -75,6 +89,10 @@ def start_site(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="leave unreadable files out")] = False,
     bits: Bits = 0,
     patient: Patient = "",
+    task: Task = "classification",
+    target_column: Target = "",
+    split_column: SplitColumn = "",
+    drop: Drop = "",
     weights: Annotated[Path | None, typer.Option(help="file of the frozen trunk, as the server's")] = None,
     min_images: Annotated[int, typer.Option(help="least images of any measurement and class in it")] = 50,
     min_batch: Annotated[int, typer.Option(help="least images of a training step")] = 8,
@@ -118,7 +136,15 @@ def start_site(
         memory_gb=memory_gb,
         images_per_feature=images_per_feature,
     )
-    files = FileFacts(skip_bad, bits, patient)
+    files = FileFacts(
+        skip_bad=skip_bad,
+        bits=bits,
+        patient=patient,
+        task=task,
+        target_column=target_column,
+        split_column=split_column,
+        drop=drop,
+    )
     limits.check_data(len(training_rows(open_site(str(data), None, files))))
     node = Node(
         name,

@@ -71,6 +71,15 @@ def make_task(experiment: Experiment) -> Task:
     return find(TASKS, name, "task")
 
 
+def fit_task(task: Task, federation: Federation) -> Task:
+    """Give a task with what it takes from sums over all clients' training targets."""
+    sums = [
+        client.target_sums if client.elsewhere else task.target_sums(federation.labels[client.train])
+        for client in federation.clients
+    ]
+    return task.fitted(sums, federation.output_names)
+
+
 def make_metrics(experiment: Experiment) -> dict[str, Metric]:
     """The measures beside the built-in ones, by name."""
     own = experiment.own.get("metrics", {})

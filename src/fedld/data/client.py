@@ -1,6 +1,6 @@
 """Clients; and thousands of them as a few arrays, since each alone costs kilobytes on its way to a worker."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,7 @@ class Client:
 
     Where the training images stay at the site, `train` is empty, and of them no more is known here than
     `elsewhere`: how many there are of each class, and how many more (`untold`) of classes that the site does
-    not tell the numbers of.
+    not tell the numbers of; and `target_sums` over their targets, where a task needs some.
     Nobody trains on the `validation` images: they choose the best round, where a run sets some aside.
     """
 
@@ -26,6 +26,7 @@ class Client:
     elsewhere: tuple[int, ...] = ()
     validation: Positions = field(default_factory=lambda: NO_IMAGES)
     untold: int = 0
+    target_sums: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -33,16 +34,18 @@ class Client:
         return len(self.train) + sum(self.elsewhere) + self.untold
 
 
-Elsewhere = dict[int, tuple[tuple[int, ...], int]]
+Elsewhere = dict[int, tuple[tuple[int, ...], int, Mapping[str, float]]]
 Packed = tuple[tuple[str, ...], Elsewhere, tuple[tuple[Positions, Positions], ...]]
-"""Names, what is `elsewhere` and `untold` by number; for each kind of images their numbers and positions."""
+"""Names; by number what is known of images elsewhere; for each kind of images their numbers and positions."""
 
 
 def pack(clients: Sequence[Client]) -> Packed:
     """All clients' positions one after the other, and how many each has."""
     kinds = ([getattr(one, kind) for one in clients] for kind in ("train", "test", "validation"))
     rows = tuple((np.array(list(map(len, k)), np.int64), np.concatenate([NO_IMAGES, *k])) for k in kinds)
-    elsewhere = {i: (one.elsewhere, one.untold) for i, one in enumerate(clients) if one.elsewhere}
+    elsewhere = {
+        i: (one.elsewhere, one.untold, one.target_sums) for i, one in enumerate(clients) if one.elsewhere
+    }
     return tuple(client.name for client in clients), elsewhere, rows
 
 
@@ -52,8 +55,8 @@ def unpack(packed: Packed) -> tuple[Client, ...]:
     kinds = zip(*(_parts(*one) for one in rows), strict=True)
     clients = []
     for i, (name, (train, test, validation)) in enumerate(zip(names, kinds, strict=True)):
-        counts, untold = elsewhere.get(i, ((), 0))
-        clients.append(Client(name, train, test, counts, validation, untold))
+        counts, untold, sums = elsewhere.get(i, ((), 0, {}))
+        clients.append(Client(name, train, test, counts, validation, untold, sums))
     return tuple(clients)
 
 

@@ -98,6 +98,7 @@ def federate(table: Table, spec: DataSpec, *, whole: bool = False) -> Federation
         clients = _drawn(table, spec, name, train)
     else:
         clients = _named(column, train, test, spec.dataset, name)
+    _check_targets(table, spec.dataset)
     _check_events(table, clients)
     mean, std = table.statistics([client.train for client in clients])
     return Federation(
@@ -123,6 +124,17 @@ def federate(table: Table, spec: DataSpec, *, whole: bool = False) -> Federation
         task=table.task,
         groups=table.groups,
     )
+
+
+def _check_targets(table: Table, dataset: str) -> None:
+    """Refuse a label that no sample has, or every one that knows it; at a single site there may be such."""
+    if table.task != "multilabel":
+        return
+    present, absent = ((table.labels == value).any(0) for value in (1, 0))
+    for k in np.flatnonzero(~(present & absent)):
+        raise FedLDError(
+            f"{dataset}: label '{table.classes[k]}' is never {'absent' if present[k] else 'present'}"
+        )
 
 
 def _check_events(table: Table, clients: Sequence[Client]) -> None:

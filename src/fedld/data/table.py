@@ -80,13 +80,27 @@ def column_statistics(
 
     Columns of zeros and ones that say what is missing stay as they are.
     """
-    count, first, second = (np.zeros(len(names)) for _ in range(3))
-    for values in clients:
-        known = np.isfinite(values)
-        wide = np.where(known, values, 0.0).astype(np.float64)
-        count += known.sum(0)
-        first += wide.sum(0)
-        second += np.square(wide).sum(0)
+    return statistics_of_sums([column_sums(values) for values in clients], names)
+
+
+def column_sums(values: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Count known values of every column, and sum them and their squares: (3, F).
+
+    Rows are added one after the other, however many columns there are, so that a site's sums have the bits
+    that they have on one machine.
+    """
+    known = np.isfinite(values)
+    wide = np.where(known, values, 0.0).astype(np.float64)
+    if wide.shape[1] == 1:  # NumPy adds a single column pairwise
+        known, wide = (np.pad(part, ((0, 0), (0, 1))) for part in (known, wide))
+    return np.stack([known.sum(0), wide.sum(0), np.square(wide).sum(0)])[:, : values.shape[1]]
+
+
+def statistics_of_sums(
+    sums: Sequence[NDArray[np.float64]], names: Sequence[str]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation per column from `column_sums` of every client."""
+    count, first, second = np.zeros((3, len(names))) + sum(sums)
     mean = first / np.maximum(count, 1)
     std = np.sqrt(np.maximum(second / np.maximum(count, 1) - mean**2, 0.0))
     std[std < 1e-6] = 1.0  # a constant column

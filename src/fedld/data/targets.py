@@ -105,8 +105,6 @@ def _labels(values: NDArray[Any], what: str, names: Sequence[str] | None) -> Tar
             f"{what} has {values.shape[1]} labels and {len(set(names))} different names for them"
         )
     present = (values == 1).sum(0)
-    for k in np.flatnonzero((present == 0) | ((values == 0).sum(0) == 0)):
-        raise FedLDError(f"{what}: label '{names[k]}' is never {'present' if not present[k] else 'absent'}")
     rarity = np.where(values == 1, present, len(values) + 1)
     groups = np.where((values == 1).any(1), rarity.argmin(1), len(names))
     return Targets(values.astype(np.float32), names, groups.astype(np.int64), (*names, "no label"))

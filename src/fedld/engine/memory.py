@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedld.config.experiment import Experiment
 from fedld.engine.jobs import Setup
@@ -16,6 +16,9 @@ from fedld.errors import FedLDError
 from fedld.local.embedding import BATCH
 from fedld.models.build import hidden_units, outline
 from fedld.models.cut import CHUNK
+from fedld.models.unet import is_unet, outline_unet
+from fedld.models.vector import NAME as VECTOR
+from fedld.models.vector import VectorModel
 
 PROCESS = 350 << 20  # a Python process with torch loaded
 PROBE = 2  # images of the trial forward pass
@@ -54,7 +57,14 @@ def estimate_unbuilt(experiment: Experiment, input_shape: tuple[int, ...], class
     """
     channels, height, width = input_shape
     hidden = hidden_units(experiment.head)
-    model = outline(experiment.model, classes, min(height, width), channels, hidden=hidden)
+    model: nn.Module
+    if is_unet(experiment.model):
+        model = outline_unet(experiment.model, classes, channels)
+    elif experiment.model == VECTOR:
+        with torch.device("meta"):
+            model = VectorModel(math.prod(input_shape), classes, hidden)
+    else:
+        model = outline(experiment.model, classes, min(height, width), channels, hidden=hidden)
     own = {p.untyped_storage()._cdata for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedld import __version__
 from fedld.config.experiment import Experiment
-from fedld.config.resolve import make_task
+from fedld.config.resolve import fit_task, make_task
 from fedld.data import Federation
 from fedld.errors import FedLDError
 from fedld.local.samples import RowSamples, Samples
@@ -78,8 +78,7 @@ def facts_of(experiment: Experiment, federation: Federation) -> Facts:
 
 def _scale(experiment: Experiment, federation: Federation) -> tuple[float, float]:
     """Mean and deviation that a regression's outputs are standardised by."""
-    targets = [federation.labels[client.train] for client in federation.clients]
-    task = make_task(experiment).fitted(targets, federation.output_names)
+    task = fit_task(make_task(experiment), federation)
     return (task.mean, task.deviation) if isinstance(task, Regression) else (0.0, 1.0)
 
 

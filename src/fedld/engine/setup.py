@@ -8,7 +8,7 @@ import torch
 
 from fedld.aggregation import GramRule, Measured
 from fedld.config.experiment import Experiment
-from fedld.config.resolve import make_method
+from fedld.config.resolve import fit_task, make_method
 from fedld.engine.backends.base import Engine
 from fedld.engine.backends.machine import THIS_MACHINE
 from fedld.engine.features import Tell, cached_features
@@ -37,8 +37,7 @@ def prepare(
     everybody = engine.federation(experiment)
     _check_client_rates(experiment, [client.name for client in everybody.clients])
     federation = normalised(experiment, method.federation(everybody))
-    targets = [federation.labels[client.train] for client in federation.clients]
-    parts = replace(parts, task=parts.task.fitted(targets, federation.output_names))
+    parts = replace(parts, task=fit_task(parts.task, federation))
     method = for_task(experiment, method, parts.task)
     if experiment.validation is not None and not method.has_global:
         raise FedLDError(

@@ -104,6 +104,13 @@ def unet_options(name: str) -> UNetOptions:
     return options
 
 
+def outline_unet(name: str, classes: int, channels: int) -> UNet:
+    """Give a U-Net without weights, on torch's device "meta"."""
+    options = unet_options(name)
+    with torch.device("meta"):
+        return UNet(channels, classes, options.width, options.depth, norm_layer(options.norm))
+
+
 def build_unet(name: str, *, classes: int, input_shape: tuple[int, ...], seed: int) -> UNet:
     """Build a U-Net for pictures (channels, H, W); the seed decides its weights.
 
@@ -120,8 +127,7 @@ def build_unet(name: str, *, classes: int, input_shape: tuple[int, ...], seed: i
         raise FedLDError(
             f"model '{name}' halves pictures {options.depth} times: {height} x {width} is too small"
         )
-    with torch.device("meta"):
-        model = UNet(channels, classes, options.width, options.depth, norm_layer(options.norm))
+    model = outline_unet(name, classes, channels)
     empty = {key: torch.empty(value.shape, dtype=value.dtype) for key, value in model.state_dict().items()}
     model.load_state_dict(empty, assign=True)
     return initialise(model, seed)

@@ -111,6 +111,10 @@ class Task(ABC):
         """
         return np.zeros(len(targets), np.int64)
 
+    def strata_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Give the names of these groups, from the names of the outputs."""
+        return ("all",)
+
     def cases(
         self, outputs: Tensor, targets: NDArray[np.generic], names: Sequence[str]
     ) -> dict[str, list[str]]:
@@ -126,11 +130,15 @@ class Task(ABC):
         """
         return {}
 
-    def fitted(self, clients: Sequence[NDArray[np.generic]], names: Sequence[str]) -> "Task":
+    def target_sums(self, targets: NDArray[np.generic]) -> dict[str, float]:
+        """Give sums over a client's training targets that `fitted` needs; none by default."""
+        return {}
+
+    def fitted(self, clients: Sequence[Mapping[str, float]], names: Sequence[str]) -> "Task":
         """Take what the task needs of all clients' training targets, from sums over them.
 
         Args:
-            clients: training targets of every client.
+            clients: `target_sums` of every client, or those of all clients as one.
             names: of the model's outputs.
 
         Returns:

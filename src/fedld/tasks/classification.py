@@ -55,6 +55,10 @@ class Classification(Task):
         """Give the classes."""
         return targets.astype(np.int64)
 
+    def strata_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Give the names of the classes."""
+        return tuple(names)
+
     def targets(self, targets: NDArray[np.generic], names: Sequence[str]) -> dict[str, list[str]]:
         """Give the names of the true classes."""
         return {"label": [names[int(k)] for k in targets]}

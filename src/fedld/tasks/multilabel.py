@@ -5,7 +5,7 @@ label counts the same and the mean over samples decomposes like any other (Eq. 2
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -138,7 +138,7 @@ class Multilabel(Task):
             for k, label in enumerate(self.labels)
         )
 
-    def fitted(self, clients: Sequence[NDArray[np.generic]], names: Sequence[str]) -> "Multilabel":
+    def fitted(self, clients: Sequence[Mapping[str, float]], names: Sequence[str]) -> "Multilabel":
         """Take the names of the labels."""
         return replace(self, labels=tuple(names))
 

@@ -1,6 +1,6 @@
 """Regression: one number per sample, squared error of the standardised target."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -39,11 +39,21 @@ class Regression(Task):
     mean: float = 0.0
     deviation: float = 1.0
 
-    def fitted(self, clients: Sequence[NDArray[np.generic]], names: Sequence[str]) -> "Regression":
+    def target_sums(self, targets: NDArray[np.generic]) -> dict[str, float]:
+        """Give the number of targets, their sum and the sum of their squares.
+
+        >>> Regression().target_sums(np.array([1.0, 3.0]))
+        {'count': 2.0, 'target': 4.0, 'target_squared': 10.0}
+        """
+        values = targets.astype(np.float64)
+        squares = float(np.square(values).sum())
+        return {"count": float(len(values)), "target": float(values.sum()), "target_squared": squares}
+
+    def fitted(self, clients: Sequence[Mapping[str, float]], names: Sequence[str]) -> "Regression":
         """Take mean and deviation from sums over the clients' training targets."""
-        count = sum(len(one) for one in clients)
-        total = sum(float(one.astype(np.float64).sum()) for one in clients)
-        squares = sum(float(np.square(one.astype(np.float64)).sum()) for one in clients)
+        count = sum(one["count"] for one in clients)
+        total = sum(one["target"] for one in clients)
+        squares = sum(one["target_squared"] for one in clients)
         if not count:
             return self
         mean = total / count

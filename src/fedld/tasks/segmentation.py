@@ -74,7 +74,7 @@ class Segmentation(Task):
         single = [_measure(kind, f"_{k}", f" of {name}") for k, name in enumerate(names, 1) for kind in KINDS]
         return (*MEASURES, *single)
 
-    def fitted(self, clients: Sequence[NDArray[np.generic]], names: Sequence[str]) -> "Segmentation":
+    def fitted(self, clients: Sequence[Mapping[str, float]], names: Sequence[str]) -> "Segmentation":
         """Give the task with measures of each of these classes."""
         return replace(self, classes=tuple(names))
 
@@ -170,6 +170,10 @@ class Segmentation(Task):
         """Give 1 for samples with any class but the first, else 0."""
         marked = np.asarray(targets, np.int64).any(axis=(1, 2))
         return np.asarray(marked, np.int64)
+
+    def strata_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Give the names of these groups."""
+        return ("nothing marked", "marked")
 
     def batch(self, outputs: int) -> tuple[Tensor, Tensor]:
         """Give logits and masks to try functions on."""

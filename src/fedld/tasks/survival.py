@@ -59,6 +59,10 @@ class Survival(Task):
         """Give 1 for samples with an event, else 0."""
         return np.asarray(targets)[:, 1].astype(np.int64)
 
+    def strata_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Give the names of these groups."""
+        return ("censored", "event")
+
     def targets(self, targets: NDArray[np.generic], names: Sequence[str]) -> dict[str, list[str]]:
         """Give times and events."""
         rows = np.asarray(targets, np.float64)

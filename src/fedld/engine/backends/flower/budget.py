@@ -126,7 +126,8 @@ class RunBudget:
     def _settings(self, order: Order) -> str:
         """Digest of all that decides what is measured; only the number of rounds may grow."""
         fixed = self.experiment.model_dump(mode="json", exclude={"rounds", "device", "weights"})
-        facts = [fixed, order.classes, order.mean, order.std, order.trunk]
+        data = [order.classes, order.mean, order.std, order.features, order.target_sums]
+        facts = [fixed, *data, order.trunk]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def _enter(self, asked: Asked, order: Order, trees: Mapping[str, Tree]) -> None:

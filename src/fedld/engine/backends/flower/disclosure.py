@@ -68,7 +68,9 @@ class SiteDraws(Draws):
 
         Images that are missing of a class are drawn from the `pool` of which `drawn` is a part.
         """
-        labels, least = self.setup.federation.labels, self.limits.min_images
+        federation, least = self.setup.federation, self.limits.min_images
+        labels = np.zeros(len(federation.labels), np.int64)
+        labels[pool] = self.setup.task.strata(np.array(federation.labels[pool]))
         parts: list[Positions] = []
         for label in np.unique(labels[drawn]):
             chosen, everything = drawn[labels[drawn] == label], pool[labels[pool] == label]
@@ -109,11 +111,13 @@ class SiteWorker(Worker):
 
     def tested(self, rows: Positions) -> Positions:
         """The test images whose class has enough of them."""
-        labels = np.array(self.setup.federation.labels[rows])
-        return rows[self.limits.large_classes(labels)] if self.setup.task.name == "classification" else rows
+        strata = self.setup.task.strata(np.array(self.setup.federation.labels[rows]))
+        return rows[self.limits.large_classes(strata)]
 
     def site_test(self, job: SiteTestJob) -> SiteTest:
         """The final models on the site's test images; few images of a class are told nothing of."""
+        if self.setup.task.name != "classification":
+            return SiteTest({})  # intervals are for shares of right answers
         federation = self.setup.federation
         test = federation.client(job.incoming.client).test
         labels = np.array(federation.labels[test])
@@ -145,14 +149,18 @@ def _rounded(one: Estimate) -> Estimate:
 
 
 def rounded_tally(tally: Tally) -> Tally:
-    """A tally whose mean loss has `DIGITS` decimals.
+    """A tally whose mean loss has `DIGITS` decimals; further means that are no counts as many digits and one.
 
     >>> rounded_tally(Tally(50, 12.34567, 8.0, {"correct": 40}))
     Tally(count=50, loss=12.35, loss_squared=8.0, sums={'correct': 40})
     """
     n = max(tally.count, 1)
     loss, squared = round(tally.loss / n, DIGITS) * n, round(tally.loss_squared / n, DIGITS) * n
-    return replace(tally, loss=loss, loss_squared=squared)
+    sums = {
+        key: value if value == round(value) else float(f"{value / n:.{DIGITS}e}") * n
+        for key, value in tally.sums.items()
+    }
+    return replace(tally, loss=loss, loss_squared=squared, sums=sums)
 
 
 def rounded_vote(vote: Vote) -> Vote:

@@ -17,9 +17,9 @@ from fedld.data import Federation
 from fedld.data.datasets import open_table
 from fedld.engine.backends.base import Backend
 from fedld.engine.backends.flower.backend import FlowerBackend
-from fedld.engine.backends.flower.federation import server_federation
+from fedld.engine.backends.flower.federation import server_columns, server_federation
 from fedld.engine.backends.flower.sites import Registered, Sites
-from fedld.engine.backends.flower.wire import Description, Question
+from fedld.engine.backends.flower.wire import Description, Question, TableColumn
 from fedld.engine.checkpoint import kept_states
 from fedld.engine.jobs import Setup, SharedMemory
 from fedld.errors import FedLDError
@@ -73,14 +73,18 @@ class FlowerEngine:
         if type(make_method(experiment)).federation is not Method.federation:
             name = experiment.method["name"]
             raise FedLDError(f"method '{name}' pools the clients' images, which sites do not give away")
-        task = make_task(experiment).name
-        if task != "classification":
-            raise FedLDError(f"sites take part in classification, not yet in {task}: run it on one machine")
-        table = open_table(make_data_spec(experiment))
+        task, table = make_task(experiment).name, open_table(make_data_spec(experiment))
+        if table.task != task:
+            raise FedLDError(f"task '{task}' does not fit '{experiment.dataset}', which is for {table.task}")
         shape = Federation("", table.folder, (), (), table.labels, (), ()).images.shape[1:]
         question = Question(
-            version=__version__, classes=list(table.classes), image_size=experiment.image_size
+            version=__version__,
+            classes=list(table.classes),
+            image_size=experiment.image_size,
+            task=task,
+            columns=[TableColumn.of(column) for column in server_columns(table)],
         )
+        shape = () if table.features else shape
         self.sites = Sites(self.grid, question, shape, self.registered)
         return server_federation(table, self._roster(experiment, self.sites))
 

@@ -14,6 +14,7 @@ from fedld import __version__
 from fedld.aggregation import Vote
 from fedld.aggregation.measured import LARGEST_LOSS
 from fedld.analysis.sites import SiteResult
+from fedld.data import Client
 from fedld.engine.backends.flower.site import site_settings
 from fedld.engine.backends.flower.wire import Answer, Order, Rehearsal, pack, size, tree, unpack
 from fedld.engine.jobs import (
@@ -84,6 +85,8 @@ class Orders:
             classes=list(federation.classes),
             mean=list(federation.mean),
             std=list(federation.std),
+            features=list(federation.features) if federation.images.ndim == 2 else [],
+            target_sums=total_sums(federation.clients),
             kept=sorted(kept | {job.incoming.state_round for job in sent if job.incoming}),
             jobs=sent,
             canary=canary,
@@ -208,13 +211,20 @@ class Orders:
         Without these bounds one site could decide which round's model is kept as the best.
         """
         correct = tally.sums.get("correct", 0)
-        if not 0 <= correct <= tally.count <= images or correct % 1:
+        outputs = self.setup.federation.outputs if "known" in tally.sums else 1  # a label each, or a class
+        if not 0 <= correct <= tally.count * outputs <= images * outputs or correct % 1:
             raise FedLDError(f"it counted {correct:g} hits of {tally.count} images, and has {images}")
         if not all(map(math.isfinite, tally.sums.values())):
             raise FedLDError("its sums are not finite")
         most = 1.01 * LARGEST_LOSS * tally.count
         if not 0 <= tally.loss <= most or not 0 <= tally.loss_squared <= LARGEST_LOSS * most:
             raise FedLDError(f"its mean loss is not between 0 and {LARGEST_LOSS:g}")
+
+
+def total_sums(clients: Sequence[Client]) -> dict[str, float]:
+    """Add what clients tell of their targets."""
+    names = clients[0].target_sums if clients else ()
+    return {name: sum(client.target_sums[name] for client in clients) for name in names}
 
 
 def same_structure(results: list[JobResult | Failure], *, may_be_empty: bool = False) -> None:

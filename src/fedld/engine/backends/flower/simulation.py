@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedld.config.experiment import Experiment
-from fedld.config.resolve import make_data_spec
+from fedld.config.resolve import make_data_spec, make_task
 from fedld.data import Federation, load
 from fedld.engine import loop
 from fedld.engine.backends.flower import site
@@ -31,6 +31,9 @@ Nodes = Mapping[int, dict[str, bool | float | int | str]]
 
 def export(federation: Federation, folder: Path) -> dict[str, int]:
     """Write one npz file per client and one with the test set; gives the numbers of images."""
+    if federation.features:
+        raise FedLDError(f"'{federation.name}' is a table: give every site a file with its rows")
+    key = "masks" if federation.task == "segmentation" else "labels"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -41,10 +44,10 @@ def export(federation: Federation, folder: Path) -> dict[str, int]:
         owner[client.test] = client.name
         rows = np.concatenate([client.train, client.test])
         split = np.repeat(["train", "test"], [len(client.train), len(client.test)])
-        arrays = {"images": federation.images[rows], "labels": labels[rows], "split": split}
+        arrays = {"images": federation.images[rows], key: labels[rows], "split": split}
         np.savez(folder / f"{client.name}.npz", classes=classes, **arrays)
     test = federation.test
-    arrays = {"images": federation.images[test], "labels": labels[test], "site": owner[test].astype(str)}
+    arrays = {"images": federation.images[test], key: labels[test], "site": owner[test].astype(str)}
     np.savez(folder / "test.npz", classes=classes, **arrays)
     return {client.name: len(client.train) for client in federation.clients} | {"test": len(test)}
 
@@ -80,6 +83,7 @@ def simulate(
             "state": str(folder / "state"),
             "min-images": 2,
             "images-per-feature": 0.0,
+            "task": make_task(experiment).name,
         }
         for k, path in enumerate(files)
     }

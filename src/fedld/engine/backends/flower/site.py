@@ -79,7 +79,7 @@ from fedld.engine.jobs import (
 )
 from fedld.engine.memory import peak_memory
 from fedld.engine.network import divided, make_layout
-from fedld.engine.setup import features_for
+from fedld.engine.setup import features_for, for_task
 from fedld.engine.states import StateStore
 from fedld.errors import FedLDError
 from fedld.layout import Layout, Tree
@@ -105,11 +105,21 @@ def introduce(message: Message, context: Context) -> Message:
         question = unpack(Question, message.content)
         _same_version(question.version)
         policy = _policy(context)
+        task = FileFacts.from_node(context.node_config).task
+        if question.task != task:
+            raise FedLDError(f"its data is for {task}, not for {question.task} (--task)")
         table, limits = _open(context, question.image_size), Limits.from_node(context.node_config)
         if policy is not None:
             limits = replace(limits, min_images=max(limits.min_images, policy.smallest_count))
         limits.check_data(len(training_rows(table)))
-        description = describe(table, _name(context), __version__, question.classes, limits.min_images)
+        description = describe(
+            table,
+            _name(context),
+            __version__,
+            question.classes,
+            limits.min_images,
+            [column.column() for column in question.columns],
+        )
         return pack(description), {"description": description.model_dump()}
 
     return _guarded("description", answer, message, context)
@@ -176,9 +186,11 @@ class Site:
         if experiment.train != "all":
             experiment = experiment.model_copy(update={"weights": _weights(context)})
         self.folder = _states(context) / order.run
-        method = make_method(experiment)
+        method, parts = make_method(experiment), Parts.of(experiment)
         self._check_policy(context, experiment, method)
         table = _open(context, experiment.image_size)
+        if parts.task.name != table.task:
+            raise FedLDError(f"its data is for {table.task}, not for {parts.task.name} (--task)")
         self.limits.check_order(experiment, method, order.jobs, len(training_rows(table)))
         self.seed = _own_seed(_states(context))
         federation = site_federation(table, self.name, order, self.folder / "federation")
@@ -188,6 +200,8 @@ class Site:
         if experiment.validation is not None:
             federation = self._set_aside(federation, experiment.validation)
         self.budget = RunBudget(folder=self.folder, experiment=experiment, method=method, limits=self.limits)
+        task = parts.task.fitted([order.target_sums], federation.output_names)
+        method = for_task(experiment, method, task)
         trunk, model = divided(experiment, method, federation)
         if method.second_moments or any(isinstance(j, PrepareJob) and j.what == "closed" for j in order.jobs):
             features = as_model(model).head.in_features
@@ -195,9 +209,8 @@ class Site:
         layout = make_layout(experiment, method, model)
         if trunk is not None and trunk.digest != order.trunk:
             raise FedLDError("its frozen trunk is another one: start it with the server's `--weights FILE`")
-        setup = Setup(
-            experiment, method, federation, layout, self.folder / "states", parts=Parts.of(experiment)
-        )
+        states = self.folder / "states"
+        setup = Setup(experiment, method, federation, layout, states, parts=replace(parts, task=task))
         self.setup = replace(
             setup, features=features_for(setup, trunk, print, quota=self.limits.cache_gb * 1e9)
         )
@@ -257,13 +270,15 @@ class Site:
         return Rehearsal(seconds=time.perf_counter() - start, memory=peak_memory())
 
     def _work(self, content: Any) -> tuple[list[JobResult], dict[str, Tree]]:
-        StateStore(self.setup.states).prune({(self.name, round_) for round_ in self.order.kept})
+        if any(isinstance(job, TrainJob) for job in self.order.jobs):
+            # Other orders come before the checkpoint that refers to this round's state.
+            StateStore(self.setup.states).prune({(self.name, round_) for round_ in self.order.kept})
         models = tree(content, "models")
         layout = self.setup.layout
         memory = SharedMemory(
             tree(content, "weights")["weights"],
             torch.zeros(max(1, len(models)), layout.size),
-            torch.zeros(len(self.setup.federation.test), len(self.order.classes)),
+            torch.zeros(len(self.setup.federation.test), *self.setup.federation.output_shape),
             _basis(layout, tree(content, "candidates")),
         )
         for key, part in models.items():

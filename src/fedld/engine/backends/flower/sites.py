@@ -5,16 +5,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.app.error import Error
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedld import __version__
+from fedld.data.columns import difference
 from fedld.data.datasets import natural
 from fedld.engine.backends.flower.wire import Answer, Description, Question, pack, unpack
 from fedld.engine.jobs import Failure
 from fedld.errors import FedLDError, printable
+from fedld.tasks import TASKS
 
 Tell = Callable[[list[str]], None]
 Registered = Callable[[bytes], str | None]
@@ -129,9 +132,18 @@ class Sites:
         if site.version != __version__:
             raise FedLDError(f"it has fedld {site.version}, the server {__version__}")
         if tuple(site.shape) != self.shape:
+            if not site.shape or not self.shape:
+                kinds = ["pictures" if shape else "a table" for shape in (site.shape, self.shape)]
+                raise FedLDError("it has {}, the server {}".format(*kinds))
             raise FedLDError(f"its images are {_by(site.shape)}, the server's {_by(self.shape)}")
-        if problem := site.problem(len(self.question.classes)):
+        task = TASKS[self.question.task]
+        if problem := site.problem(len(task.strata_names(self.question.classes))):
             raise FedLDError(problem)
+        if site.target_sums.keys() != task.target_sums(np.empty((0, 2))).keys():
+            raise FedLDError("its sums of targets are not those of the task")
+        own, server = ([one.column() for one in part.columns] for part in (site, self.question))
+        if found := difference(own, server):
+            raise FedLDError(found)
         if self.fixed is None:
             return
         before = {known.site: known for known in self.fixed}

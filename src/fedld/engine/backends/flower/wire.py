@@ -5,13 +5,15 @@ Numbers and words travel as one JSON text that is checked on arrival, tensors as
 
 import json
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from fedld.data.columns import Column
+from fedld.data.sheet import CATEGORIES
 from fedld.engine.jobs import ClientJob, ClientResult, Count, Seconds
 from fedld.errors import FedLDError, printable
 from fedld.layout import Tree
@@ -30,6 +32,9 @@ Side = Annotated[int, Field(ge=1, le=1 << 15)]
 Text = Annotated[str, Field(max_length=100)]
 Classes = Annotated[list[Text], Field(max_length=10_000)]
 Pixels = Annotated[int, Field(ge=0, lt=2**80)]
+Name = Annotated[str, Field(max_length=200)]
+Features = Annotated[list[Annotated[str, Field(max_length=404)]], Field(max_length=10_000)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
 P = TypeVar("P", bound="Part")
 R = TypeVar("R", bound=ClientResult)
 
@@ -40,27 +45,60 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
+class TableColumn(Part):
+    """A column of a table, as `fedld.data.columns.Column`; what is None stays at the site."""
+
+    name: Name
+    kind: Literal["number", "text", "empty"]
+    missing: bool = False
+    levels: Annotated[dict[Name, Count | None], Field(max_length=CATEGORIES)] = {}
+    sums: tuple[Number, Number, Number] | None = None
+
+    @classmethod
+    def of(cls, column: Column) -> "TableColumn":
+        """As it travels."""
+        return cls(**vars(column))
+
+    def column(self) -> Column:
+        """As it is used."""
+        return Column(**self.model_dump())
+
+    def adds_up(self, rows: int) -> bool:
+        """Whether so many training rows can have these sums."""
+        known, total, squares = self.sums or (0.0, 0.0, 0.0)
+        levels = sum(count or 0 for count in self.levels.values())
+        return 0 <= known <= rows and total**2 <= known * squares * 1.001 and levels <= rows
+
+
 class Question(Part):
-    """First message to a site: who are you, and does your data fit?"""
+    """First message to a site: who are you, and does your data fit?
+
+    `columns` are those of the server's table; none where it has pictures.
+    """
 
     version: Text
     classes: Classes
     image_size: Side | None
+    task: Text = "classification"
+    columns: Annotated[list[TableColumn], Field(max_length=10_000)] = []
 
 
 class Description(Part):
     """A site's answer: all that the server ever learns of its data, beside updates and losses.
 
-    Of a class with few images the number is not told: None.
+    Of a class with few images the number is not told: None. A table has `columns` and no shape. What a task
+    needs of the targets of all sites is in `target_sums`.
     """
 
     site: Annotated[str, Field(pattern=NAME)]
     version: Text
-    shape: tuple[Side, Side, Annotated[int, Field(ge=1, le=16)]]
+    shape: tuple[Side, Side, Annotated[int, Field(ge=1, le=16)]] | tuple[()]
     train: Annotated[int, Field(ge=1, le=IMAGES)]
     test: Annotated[int, Field(ge=0, le=IMAGES)]
     label_counts: Annotated[list[Count | None], Field(max_length=10_000)]
-    pixel_sums: tuple[list[Pixels], list[Pixels]]
+    pixel_sums: tuple[list[Pixels], list[Pixels]] | tuple[()]
+    columns: Annotated[list[TableColumn], Field(max_length=10_000)] = []
+    target_sums: Annotated[dict[Text, Number], Field(max_length=100)] = {}
 
     def problem(self, classes: int) -> str | None:
         """What does not add up, if anything."""
@@ -68,6 +106,10 @@ class Description(Part):
         untold = len(self.label_counts) - len(told)
         if len(self.label_counts) != classes or not untold <= self.train - sum(told) <= untold * self.train:
             return "its label counts do not add up"
+        if not all(column.adds_up(self.train) for column in self.columns):
+            return "its sums of columns do not fit its rows"
+        if not self.shape or not self.pixel_sums:
+            return None if self.columns else "it has neither pictures nor a table"
         height, width, channels = self.shape
         brightest = self.train * height * width * 255
         for sums, largest in zip(self.pixel_sums, (brightest, brightest * 255), strict=True):
@@ -82,7 +124,8 @@ class Order(Part):
     The message to the client of job k travels as the tree `message.k`, the model of row `slot` of a loss job
     as `models`. A `canary` is a rehearsal: two steps on a few images, of which time and memory are told and
     nothing kept. `trunk` is the digest of the network's frozen part, which a site has in a file of its own.
-    `sites` is the number of sites in the run.
+    `sites` is the number of sites in the run. `features` are those of all sites' tables together, and
+    `target_sums` are over all sites' targets, where a task needs some.
     """
 
     version: str
@@ -90,8 +133,10 @@ class Order(Part):
     settings: str
     trunk: str = ""
     classes: Classes
-    mean: Annotated[list[float], Field(max_length=16)]
-    std: Annotated[list[float], Field(max_length=16)]
+    mean: Annotated[list[float], Field(max_length=10_000)]
+    std: Annotated[list[float], Field(max_length=10_000)]
+    features: Features = []
+    target_sums: Annotated[dict[Text, Number], Field(max_length=100)] = {}
     kept: Annotated[list[Count], Field(max_length=100_000)]
     jobs: list[Annotated[ClientJob, Field(discriminator="kind")]]
     canary: bool = False
