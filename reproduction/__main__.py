@@ -22,6 +22,15 @@ def main(words: list[str] | None = None) -> None:
     pages = commands.add_parser("pages", help="write the generated blocks of README and docs")
     pages.add_argument("--check", action="store_true", help="only say which pages are not current")
     commands.add_parser("figures", help="draw the figures of the documentation")
+    run = commands.add_parser("run", help="run the studies of some parts; finished runs are not made again")
+    run.add_argument("parts", nargs="*", metavar="PART", help="all with the pretrained trunk unless given")
+    run.add_argument("--data", required=True, type=Path, help="folder of the data sets")
+    run.add_argument("--weights", type=Path, help="file of the MobileNetV2 trunk")
+    run.add_argument("--weights2", type=Path, help="file of the EfficientNet-Lite0 trunk")
+    run.add_argument("--out", required=True, type=Path, help="folder of the studies")
+    run.add_argument("--only", default="*", help="pattern of the studies' names, such as 'covid-*'")
+    run.add_argument("--jobs", type=int, help="runs at a time; one per core unless given")
+    run.add_argument("--print", action="store_true", help="print the commands instead of running them")
     given = parser.parse_args(words)
     try:
         _run(given)
@@ -42,10 +51,27 @@ def _run(given: argparse.Namespace) -> None:
         if given.check and stale:
             raise FedLDError(f"not current: {', '.join(stale)}; run: python -m reproduction pages")
         print("\n".join(f"rewritten: {page}" for page in stale))
+    elif given.command == "run":
+        _run_studies(given)
     else:
         from reproduction.figures import draw_all
 
         draw_all()
+
+
+def _run_studies(given: argparse.Namespace) -> None:
+    from reproduction.run import print_command, run_parts
+
+    paths = {"DATA": given.data, "OUT": given.out, "WEIGHTS": given.weights, "WEIGHTS2": given.weights2}
+    folders = run_parts(
+        given.parts,
+        {name: path for name, path in paths.items() if path},
+        only=given.only,
+        jobs=given.jobs,
+        runner=print_command if given.print else None,
+    )
+    if not given.print:
+        print(f"add them: python -m reproduction add {' '.join(map(str, folders))}")
 
 
 if __name__ == "__main__":

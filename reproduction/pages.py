@@ -285,12 +285,13 @@ def span(label: str, column_name: str, *patterns: str) -> str:
     return f"{means[0]:{chosen.form}} to {means[-1]:{chosen.form}}"
 
 
-def standings(measure: str, *patterns: str) -> str:
+def standings(measure: str, *patterns: str, rows: str = "") -> str:
     """Return how often each method is significantly ahead of the baseline and behind it, and by how much.
 
     Args:
         measure: `accuracy` or `auroc`, both in points.
         patterns: names of the studies.
+        rows: labels of some methods; all unless given.
     """
     if measure not in ("accuracy", "auroc"):
         raise FedLDError(f"standings are in accuracy or auroc, not '{measure}'")
@@ -298,7 +299,7 @@ def standings(measure: str, *patterns: str) -> str:
     tests: dict[str, list[Standing]] = {}
     for name in names(*patterns):
         for label, standing in _decided_by(name, measure).items():
-            if standing.difference is not None:
+            if standing.difference is not None and (not rows or label in rows.split()):
                 tests.setdefault(label, []).append(standing)
     body = {}
     for label, found in tests.items():
@@ -356,6 +357,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "names": names,
     "study": load_study,
 }
+FEW = "scaffold fedacg fedgh fedld consensus measured fedld-measured fedld-drift central"
+MAIN = f"fedprox feddyn fedexp fedlc fedrod fedpac fedga {FEW}"
+"""Methods that pages show; the page of all tables has every one."""
 ENVIRONMENT = Environment(
     loader=FileSystemLoader(FOLDER / "templates"),
     undefined=StrictUndefined,
@@ -363,7 +367,7 @@ ENVIRONMENT = Environment(
     lstrip_blocks=True,
     autoescape=False,  # the templates are ours and write Markdown
 )
-ENVIRONMENT.globals.update(FUNCTIONS)
+ENVIRONMENT.globals.update(FUNCTIONS, main=MAIN, few=FEW)
 
 
 def current(page: str) -> str:
