@@ -2,12 +2,14 @@
 
 import csv
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from scipy import stats
 
 import fedld
 from fedld.data import DataSpec, Federation, load
@@ -15,7 +17,10 @@ from fedld.errors import FedLDError
 from fedld.local.base import PixelObjective
 from fedld.local.objectives import MarginLog, SigmaDamp
 from fedld.models.unet import build_unet
+from fedld.records.reader import read_one
 from fedld.study.card import make_card
+from fedld.study.report import write_report
+from fedld.study.sites import case_means
 from fedld.tasks.overlap import hausdorff, overlap
 from fedld.tasks.segmentation import Segmentation, soft_dice
 from fedld.tasks.tally import merged
@@ -134,8 +139,58 @@ def test_a_federation_is_segmented_and_its_loss_adds_up(federation, tmp_path):
     assert np.mean([float(row["dice"]) for row in rows]) == pytest.approx(last["dice"], abs=1e-5)
     assert np.mean([float(row["hausdorff"]) for row in rows]) == pytest.approx(last["hausdorff"], rel=1e-4)
     assert "oslo" in make_card(tmp_path / "run").to_markdown()
+    check_cases(tmp_path / "run", rows)
     again = run(federation, tmp_path / "again", rounds=6, decompose=1, workers=2)
     assert again.rounds[-1]["test"] == last
+
+
+def check_cases(folder, rows):
+    """The cases of each site are its best, median and worst; its means are those of predictions.csv."""
+    means = case_means(read_one(folder).runs[0].summary)
+    kept = np.load(folder / "cases.npz", allow_pickle=False)
+    for site in ("oslo", "lima", "delhi"):
+        dice = sorted((float(row["dice"]) for row in rows if row["site"] == site), reverse=True)
+        chosen = kept["site"] == site
+        wanted = [dice[0], dice[len(dice) // 2], dice[-1]]
+        assert kept["rank"][chosen].tolist() == ["best", "median", "worst"]
+        assert kept["dice"][chosen] == pytest.approx(wanted, abs=1e-5)
+        told = means[site]["global"]
+        assert told.pictures == len(dice)
+        by_hand = stats.t.interval(0.95, len(dice) - 1, np.mean(dice), stats.sem(dice))
+        found = told.measures["dice"]
+        assert found.low == pytest.approx(max(by_hand[0], 0), abs=1e-4)
+        assert found.high == pytest.approx(min(by_hand[1], 1), abs=1e-4)
+    again, _ = overlap(kept["predicted"], kept["truth"], 2)
+    assert again[:, 0] == pytest.approx(kept["dice"])
+
+
+def test_the_page_shows_outlines_and_survives_damage(federation, tmp_path):
+    study = fedld.compare(
+        ["fedavg", "fedbn", "local"],
+        federation,
+        seeds=[0],
+        jobs=0,
+        out=tmp_path / "study",
+        model="unet:depth=1,norm=batch",
+        rounds=1,
+        batch_size=8,
+        workers=0,
+    )
+    assert study.table
+    page = (tmp_path / "study/report.html").read_text()
+    assert "Best, median and worst case of every site" in page
+    assert page.count("data:image/png") >= 9
+    assert "personal" in page
+    assert "The paper's numbers" not in page
+    assert not re.search(
+        r"accuracy", re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL), re.IGNORECASE
+    )
+    for file in (tmp_path / "study/runs").glob("*/cases.npz"):
+        file.write_bytes(file.read_bytes()[:200])
+    write_report([tmp_path / "study"], tmp_path / "again.html")
+    again = (tmp_path / "again.html").read_text()
+    assert "cases.npz was changed after the run had finished" in again
+    assert "Dice at every site" in again
 
 
 def test_methods_and_rules_that_need_no_classes_work(federation, tmp_path):

@@ -70,6 +70,33 @@ def _effective(deviations: Floats, spread: float, groups: Groups) -> float:
     return min(float(n), spread / variance if variance > 0 else float(len(sums)))
 
 
+def mean_interval(values: ArrayLike, groups: Groups = None, confidence: float = 0.95) -> Estimate:
+    """Give the mean of a measure over cases, with Student's interval.
+
+    Args:
+        values: of every case, such as its Dice coefficient.
+        groups: patient of each case; deviations are summed over a patient's cases before they are squared.
+        confidence: share of intervals that hold the true mean.
+
+    Returns:
+        The mean and its interval; no interval of fewer than two cases or patients. Nothing with a nan.
+
+    >>> print(mean_interval([0.8, 0.9, 0.7, 0.8]))
+    0.800 [0.670, 0.930]
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    if not len(numbers) or not np.isfinite(numbers).all():
+        return Estimate(None)
+    mean = float(numbers.mean())
+    deviations = numbers - mean if groups is None else _by_group(numbers - mean, groups)
+    units = len(deviations)
+    if units < 2:
+        return Estimate(mean)
+    error = float(np.sqrt((deviations**2).sum() * units / (units - 1))) / len(numbers)
+    half = float(scipy.special.stdtrit(units - 1, (1 + confidence) / 2)) * error
+    return Estimate(mean, mean - half, mean + half)
+
+
 def auroc_interval(
     scores: ArrayLike, labels: ArrayLike, groups: Groups = None, confidence: float = 0.95
 ) -> Estimate:

@@ -1,5 +1,6 @@
 """A model at one site: what the site's test pictures say of it, and how surely."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from fedld.analysis.intervals import (
     accuracy_interval,
     auroc_interval,
     log_odds,
+    mean_interval,
     sensitivity_interval,
 )
 
@@ -57,4 +59,44 @@ def site_result(
         accuracy=accuracy_interval(right, groups),
         auroc=auroc_interval(odds, labels, groups),
         sensitivity=sensitivity_interval(odds[:, positive], labels == positive, specificity, groups),
+    )
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """Means over the test cases of one site with 95 % intervals, by measure."""
+
+    pictures: int
+    patients: int | None
+    measures: dict[str, Estimate]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def case_result(
+    values: Mapping[str, NDArray[np.float64]], bounds: Mapping[str, float], groups: Groups = None
+) -> CaseResult:
+    """Average measures over cases.
+
+    Args:
+        values: one number for every case, by measure.
+        bounds: the largest value that a measure can have, if there is one; intervals end there and at 0.
+        groups: patient of each case.
+
+    >>> case_result({"dice": np.array([0.9, 1.0])}, {"dice": 1.0}).measures["dice"].high
+    1.0
+    """
+    found = {}
+    for name, column in values.items():
+        estimate = mean_interval(column, groups)
+        if estimate.low is not None and estimate.high is not None:
+            low = max(estimate.low, 0.0)
+            estimate = Estimate(estimate.value, low, min(estimate.high, bounds.get(name, np.inf)))
+        found[name] = estimate
+    return CaseResult(
+        pictures=len(next(iter(values.values()))),
+        patients=None if groups is None else len(np.unique(np.asarray(groups))),
+        measures=found,
     )

@@ -8,15 +8,18 @@ from torch import Tensor
 
 from fedld import __version__
 from fedld.engine.best import seal_best
+from fedld.engine.cases import case_file
 from fedld.engine.environment import environment
 from fedld.engine.exchange import Exchange
 from fedld.engine.jobs import Setup, SiteTestJob
 from fedld.engine.measure import picture_predictions, predictions
 from fedld.engine.network import exported, parameters
 from fedld.records.schema import (
+    CASES,
     CLIENTS,
     FORMAT,
     ROUNDS,
+    CaseMeasures,
     ClientLine,
     FinalMeasures,
     ParticipationRecord,
@@ -34,12 +37,14 @@ def finish(exchange: Exchange, provenance: Callable[[], dict[str, str]], seconds
     """Write model, predictions and summary; the summary comes last."""
     setup, state, path = exchange.setup, exchange.state, exchange.directory.path
     experiment, logits = setup.experiment, exchange.memory.logits
-    sites = at_sites(exchange)  # the last exchange: provenance ends the ledger
+    sites, cases = at_sites(exchange)  # the last exchange: provenance ends the ledger
     if setup.method.has_global:
         origin = provenance()
         write_atomically(path / "model.safetensors", model_file(setup, state.server.weights, origin))
         seal_best(path, origin)
         write_atomically(path / "predictions.csv", picture_predictions(setup, logits).encode())
+        if setup.task.dense:
+            write_atomically(path / CASES, case_file(setup, logits))
         if setup.task.name == "classification":
             write_atomically(path / "predictions.json", dump(predictions(setup, logits)).encode())
     measures = {measure.name: measure for measure in (*setup.task.measures, *setup.metrics.values())}
@@ -48,6 +53,7 @@ def finish(exchange: Exchange, provenance: Callable[[], dict[str, str]], seconds
         "format": FORMAT,
         "participation": participation(each_line(path, CLIENTS)),
         "sites": sites,
+        "cases": cases,
         "rounds": state.round,
         "seconds": seconds,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -73,17 +79,30 @@ def model_file(setup: Setup, weights: Tensor, facts: dict[str, str]) -> bytes:
     return exported(setup.experiment, setup.federation, setup.layout, weights, facts)
 
 
-def at_sites(exchange: Exchange) -> dict[str, dict[Which, SiteMeasures]]:
-    """The final models on every client's own test set, as far as the clients have any and tell."""
+AtSites = tuple[dict[str, dict[Which, SiteMeasures]], dict[str, dict[Which, CaseMeasures]]]
+
+
+def at_sites(exchange: Exchange) -> AtSites:
+    """The final models on every client's own test set, as far as the clients have any and tell.
+
+    Returns:
+        By client and model: shares of right answers; means over cases, where every case has a value.
+    """
     exchange.publish()
     known = exchange.setup.federation.clients
     clients = [client.name for client in known if len(client.test) or client.elsewhere]
     found = exchange.do({client: SiteTestJob(exchange.incoming(client)) for client in clients})
-    return {
+    shares = {
         client: {which: cast(SiteMeasures, one.to_json()) for which, one in result.models.items()}
         for client, result in found.items()
         if result.models
     }
+    means = {
+        client: {which: cast(CaseMeasures, one.to_json()) for which, one in result.cases.items()}
+        for client, result in found.items()
+        if result.cases
+    }
+    return shares, means
 
 
 def participation(lines: Iterable[ClientLine]) -> dict[str, ParticipationRecord]:

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedld.aggregation import Vote
-from fedld.analysis.sites import SiteResult
+from fedld.analysis.sites import CaseResult, SiteResult
 from fedld.config.experiment import Experiment
 from fedld.config.resolve import make_metrics, make_schedule, make_task, make_training, make_transforms
 from fedld.data import Federation
@@ -284,9 +284,14 @@ class Personal:
 
 @dataclass(frozen=True)
 class SiteTest:
-    """Result of a `SiteTestJob`: by model, "global" and "personal", as far as there are any."""
+    """Result of a `SiteTestJob`: by model, "global" and "personal", as far as there are any.
+
+    Classification has shares of right answers (`models`); a task with measures of single cases has means over
+    them (`cases`).
+    """
 
     models: dict[Which, SiteResult]
+    cases: dict[Which, CaseResult] = field(default_factory=dict)
 
 
 ClientResult = Prepared | Trained | Tally | Personal | SiteTest | Vote

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedld.analysis import decompose_line
 from fedld.config.experiment import Experiment
+from fedld.data import Federation
 from fedld.data.table import read_column
 from fedld.engine.jobs import (
     Incoming,
@@ -116,18 +117,27 @@ def picture_predictions(setup: Setup, logits: Tensor) -> str:
     picture it is, where that is known, and `patient` stands there where patients are known.
     """
     f = setup.federation
-    files, sites, patients = (read_column(f.folder, name) for name in ("file", "site", "patient"))
-    owner = np.full(len(f.labels), "", object) if sites is None else sites.astype(object)
-    for client in f.clients:
-        owner[client.test] = client.name
-    names = f.test if files is None else files[f.test]
-    columns = {"name": [str(name) for name in names], "site": [str(name) for name in owner[f.test]]}
+    patients = read_column(f.folder, "patient")
+    names, sites = test_origin(f)
+    columns = {"name": names, "site": sites}
     if patients is not None:
         columns["patient"] = [str(name) for name in patients[f.test]]
     task = setup.task
     columns |= task.targets(f.labels[f.test], f.classes) | task.predicted(logits, f.classes)
     columns |= task.cases(logits, f.labels[f.test], f.classes)
     return columns_table(columns)
+
+
+def test_origin(federation: Federation) -> tuple[list[str], list[str]]:
+    """Name and site of every picture of the global test set; the site is "" where it is not known."""
+    files, sites = (read_column(federation.folder, name) for name in ("file", "site"))
+    test = federation.test
+    owner = np.full(len(federation.labels), "", object) if sites is None else sites.astype(object)
+    if sites is None or len(federation.clients) > 1:  # pooled data keep the sites that they came from
+        for client in federation.clients:
+            owner[client.test] = client.name
+    names = test if files is None else files[test]
+    return [str(name) for name in names], [str(name) for name in owner[test]]
 
 
 def test_labels(setup: Setup) -> Tensor:

@@ -1,9 +1,10 @@
 """What a worker does: jobs in, results out. The same code runs in worker processes and in this one."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, singledispatchmethod
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from fedld.aggregation import Vote
 from fedld.aggregation.measured import LARGEST_LOSS
-from fedld.analysis.sites import SiteResult, site_result
+from fedld.analysis.sites import CaseResult, SiteResult, case_result, site_result
 from fedld.data.draw import Positions
 from fedld.engine.draws import Draws
 from fedld.engine.jobs import (
@@ -46,6 +47,7 @@ from fedld.tasks.classification import right
 from fedld.transforms import BUFFERS, PARAMETERS, STATE, Sender
 
 EVAL_BATCH = embedding.BATCH
+T = TypeVar("T")
 
 
 class Worker:
@@ -212,18 +214,33 @@ class Worker:
 
     @run.register
     def _site_test(self, job: SiteTestJob) -> SiteTest:
-        found: dict[Which, SiteResult] = {}
-        if not len(self.setup.federation.client(job.incoming.client).test):
-            return SiteTest(found)
+        client = job.incoming.client
+        if not len(self.setup.federation.client(client).test):
+            return SiteTest({})
+        if self.setup.task.dense:
+            return SiteTest({}, self._by_model(job.incoming, self._cases_at_site))
         if self.setup.task.name != "classification":
-            return SiteTest(found)  # intervals are for shares of right answers
+            return SiteTest({})  # intervals are for shares of right answers and for means over cases
+        return SiteTest(self._by_model(job.incoming, self._at_site))
+
+    def _by_model(self, incoming: Incoming, measure: Callable[[str], T]) -> dict[Which, T]:
+        """Measure the global model and the client's own one, as far as there are any."""
+        found: dict[Which, T] = {}
         if self.setup.method.has_global:
             self.flat.load(self.memory.weights)
-            found["global"] = self._at_site(job.incoming.client)
+            found["global"] = measure(incoming.client)
         if self.setup.personalised:
-            self._load_personal(job.incoming)
-            found["personal"] = self._at_site(job.incoming.client)
-        return SiteTest(found)
+            self._load_personal(incoming)
+            found["personal"] = measure(incoming.client)
+        return found
+
+    def _cases_at_site(self, client: str) -> CaseResult:
+        """Average the measures of single cases of the model in the network over a client's own test set."""
+        f, task = self.setup.federation, self.setup.task
+        rows = self.tested(f.client(client).test)
+        values = task.case_values(self.logits(self._at(rows)), np.array(f.labels[rows]), f.classes)
+        bounds = {name: 1.0 for name in values if not name.startswith("hausdorff")}
+        return case_result(values, bounds, None if f.patients is None else f.patients[rows])
 
     def tested(self, rows: Positions) -> Positions:
         """Give the test images of a client of which its result may tell: here all."""

@@ -242,6 +242,8 @@ class FinalMeasures(TypedDict, total=False):
     bytes_down: Required[int]
 
 
+CASES = "cases.npz"
+"""Pictures, true and predicted masks of some test cases, where a mask is predicted."""
 Which = Literal["global", "personal"]
 """Whose model: everybody's, or the client's own."""
 
@@ -262,6 +264,14 @@ class SiteMeasures(TypedDict):
     accuracy: Interval
     auroc: Interval
     sensitivity: Interval  # for the last class, at the specificity that the run's settings name
+
+
+class CaseMeasures(TypedDict):
+    """Means over the cases of one site's own test set (`analysis.sites.CaseResult`)."""
+
+    pictures: int
+    patients: int | None
+    measures: dict[str, Interval]
 
 
 class RunFacts(TypedDict):
@@ -292,6 +302,7 @@ class Summary(FinalMeasures):
     environment: Environment
     participation: dict[str, ParticipationRecord]
     sites: dict[str, dict[Which, SiteMeasures]]  # of each site that has a test set of its own
+    cases: NotRequired[dict[str, dict[Which, CaseMeasures]]]  # the same where every case is judged by itself
     sha256: dict[str, str]  # of the records and of what was written with the summary
 
 

@@ -27,9 +27,9 @@ from typing import IO, Any, TypedDict, cast
 from fedld.errors import FedLDError
 from fedld.paths import make_folder
 from fedld.records.chain import last_digest, sealed, split
-from fedld.records.schema import FAILED, FILES, Environment, L, RecordFile, RunFacts, Summary
+from fedld.records.schema import CASES, FAILED, FILES, Environment, L, RecordFile, RunFacts, Summary
 
-CHECKSUMMED = ("run.json", "federation.json", "predictions.csv", "predictions.json")
+CHECKSUMMED = ("run.json", "federation.json", "predictions.csv", "predictions.json", CASES)
 """Files beside the records of which summary.json has a checksum."""
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedld.analysis.intervals import Estimate
-from fedld.analysis.sites import SiteResult, site_result
+from fedld.analysis.sites import CaseResult, SiteResult, site_result
 from fedld.errors import FedLDError, nearest
 from fedld.records.schema import Summary, Which
 from fedld.records.table import PredictionTable
@@ -74,3 +74,27 @@ def measured_at_sites(summary: Summary) -> dict[str, dict[Which, SiteResult]]:
         }
     except (AttributeError, KeyError, TypeError):
         raise FedLDError("what summary.json says of the sites is damaged") from None
+
+
+def case_means(summary: Summary | None) -> dict[str, dict[Which, CaseResult]]:
+    """Read the means over every client's own test cases, by client and model.
+
+    Raises:
+        FedLDError: the summary has them in another form.
+    """
+    if summary is None:
+        return {}
+    try:
+        return {
+            name: {
+                which: CaseResult(
+                    pictures=one["pictures"],
+                    patients=one["patients"],
+                    measures={key: Estimate(**value) for key, value in one["measures"].items()},
+                )
+                for which, one in models.items()
+            }
+            for name, models in summary.get("cases", {}).items()
+        }
+    except (AttributeError, KeyError, TypeError):
+        raise FedLDError("what summary.json says of the cases of sites is damaged") from None

@@ -128,6 +128,24 @@ class Task(ABC):
         Returns:
             Cells by column.
         """
+        return {
+            name: [f"{value:.6g}" for value in column]
+            for name, column in self.case_values(outputs, targets, names).items()
+        }
+
+    def case_values(
+        self, outputs: Tensor, targets: NDArray[np.generic], names: Sequence[str]
+    ) -> dict[str, NDArray[np.float64]]:
+        """Compute measures of every single sample.
+
+        Args:
+            outputs: of the model.
+            targets: of the samples.
+            names: of the model's outputs.
+
+        Returns:
+            Values by measure; none where only many samples together have one.
+        """
         return {}
 
     def target_sums(self, targets: NDArray[np.generic]) -> dict[str, float]:

@@ -144,19 +144,10 @@ class Segmentation(Task):
         """Give the numbers of pixels that are of each class but the first."""
         return {f"pixels_{name}": _areas(targets, k) for k, name in enumerate(names) if k}
 
-    def cases(
-        self, outputs: Tensor, targets: NDArray[np.generic], names: Sequence[str]
-    ) -> dict[str, list[str]]:
-        """Give Dice, IoU and Hausdorff distance of every case: the means over classes, and each class's."""
-        return {
-            name: [f"{value:.6g}" for value in column]
-            for name, column in self.case_values(outputs, targets, names).items()
-        }
-
     def case_values(
         self, outputs: Tensor, targets: NDArray[np.generic], names: Sequence[str]
     ) -> dict[str, NDArray[np.float64]]:
-        """Give Dice, IoU and Hausdorff distance of every case as numbers."""
+        """Give Dice, IoU and Hausdorff distance of every case: the means over classes, and each class's."""
         masks, truth, count = self.masks(outputs), np.asarray(targets), outputs.shape[1]
         found = dict(zip(("dice", "iou"), overlap(masks, truth, count), strict=True))
         found["hausdorff"] = hausdorff(masks, truth, count)

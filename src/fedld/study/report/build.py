@@ -1,7 +1,7 @@
 """What goes on the page: groups of comparable runs, and for each its verdict, charts and tables."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -10,7 +10,8 @@ from fedld.analysis.diagnosis.gather import StudyFinding, diagnose_all
 from fedld.errors import FedLDError
 from fedld.records.reader import Run, StudyRecords, by_label, clean, number
 from fedld.study.comparison import Comparison, compare_runs
-from fedld.study.report.chart import Chart, looks
+from fedld.study.report.cases import case_means_chart, case_means_table, overlay_chart
+from fedld.study.report.chart import Chart, Look, looks
 from fedld.study.report.clients import fairness_chart, labels_chart
 from fedld.study.report.comparison import difference_chart, explanation_chart
 from fedld.study.report.contributions import contributions_chart
@@ -124,6 +125,7 @@ def _group(key: str, comparison: Comparison, runs: list[Run]) -> Group:
     needs_terms = "no round was decomposed: run with --decompose 1"
     needs_labels = "clients.jsonl holds no label counts"
     needs_gram = "conflict.jsonl holds no Gram matrix"
+    classified = all(run.task == "classification" for run in runs)
     needs_predictions = "predictions.json is missing: it is written when a run ends"
     top: list[PagePart] = []
     absence = _part("Participation", "", lambda: participation_chart(runs))
@@ -136,8 +138,9 @@ def _group(key: str, comparison: Comparison, runs: list[Run]) -> Group:
         top.append(_part("Which loss term explains it", needs_terms, lambda: _explain(comparison)))
     sections = [
         Section("comparison", "Comparison", [
-            comparison_table(comparison, styles), paper_table(runs),
+            comparison_table(comparison, styles), *([paper_table(runs)] if classified else []),
         ]),
+        Section("cases", "Cases", _cases(comparison, runs, styles)),
         Section("curves", "Other measures over rounds", [
             _part(measure.title, needs_rounds, partial(measure_chart, runs, measure, styles))
             for measure in others
@@ -155,23 +158,39 @@ def _group(key: str, comparison: Comparison, runs: list[Run]) -> Group:
         ]),
         Section("clients", "Clients", [
             _part("Labels of every client", needs_labels, lambda: labels_chart(runs)),
-            _part("Accuracy of every client", needs_rounds, lambda: fairness_chart(runs, styles)),
+            _part(f"{curve.title} of every client", needs_rounds, lambda: fairness_chart(runs, styles)),
             *filter(_is_table, [_part("Sites", "", lambda: sites_table(runs))]),
         ]),
         Section("quality", "Errors and calibration", [
             _part("Confusion matrix", needs_predictions, lambda: confusion_chart(runs)),
             _part("Calibration", needs_predictions, lambda: calibration_chart(runs, styles)),
-        ] if all(run.task == "classification" for run in runs) else [
-        ]),
+        ] if classified else []),
         Section("cost", "Communication and time", [
             cost_table(runs),
             *filter(_is_table, [_part("Cost to a target", "", lambda: target_table(comparison))]),
-            _part("Accuracy against communication", needs_rounds, lambda: traffic_chart(runs, styles)),
+            _part(f"{curve.title} against communication", needs_rounds, lambda: traffic_chart(runs, styles)),
         ]),
         Section("settings", "Settings", [settings_table(runs), environment_table(runs)]),
     ]  # fmt: skip
     findings = _part("Diagnosis", "", lambda: diagnose_all(runs))
     return Group(key, comparison.title, runs, comparison, findings, top, _without_empty(sections))
+
+
+def _cases(comparison: Comparison, runs: list[Run], styles: Mapping[str, Look]) -> list[PagePart]:
+    """Pictures with outlines of the best method and of the baseline, and means over every site's cases."""
+    if any(run.task != "segmentation" for run in runs):
+        return []
+    labels = {"cases": comparison.winner.label} if comparison.winner else {}
+    if comparison.baseline not in labels.values():
+        labels["cases-baseline"] = comparison.baseline
+    needs_end = "cases.npz is missing: it is written when a run ends with a global model"
+    overlays = [
+        _part(f"Cases of {label}", needs_end, partial(overlay_chart, name, label, runs))
+        for name, label in labels.items()
+    ]
+    means = _part("Dice at every site", "no run has ended", lambda: case_means_chart(runs, styles))
+    table = _part("Every site's own test pictures", "no run has ended", lambda: case_means_table(runs))
+    return [*overlays, means, table]
 
 
 def _explain(comparison: Comparison) -> Chart | None:

@@ -61,15 +61,16 @@ def comparison_table(comparison: Comparison, styles: Mapping[str, Look]) -> Page
                 p_value(s.p_value, good=d is not None and d.mean * shown.sign > 0),
                 plain([d.effect_size] if d and d.effect_size is not None else [], 1),
                 *(_measured(comparison, s, name) for name in others),
-                percent([fair[s.label]["gap"]] if s.label in fair else []),
-                percent(list(s.personal.values())),
+                mean_cell([fair[s.label]["gap"]] if s.label in fair else [], shown.digits),
+                mean_cell(list(s.personal.values()), shown.digits),
                 TableCell(", ".join(s.never) or "–", tone="bad" if s.never else ""),
                 TableCell(str(len(s.seeds)), len(s.seeds)),
             ]
         )
     heads = {name: f"{one.title} {one.unit}".strip() for name, one in comparison.measures.items()}
     columns = ["method", heads[comparison.primary], f"minus {comparison.baseline}", "95 % interval"]
-    columns += ["p (Holm)", "effect", *(heads[name] for name in others), "client gap", "personalised %"]
+    columns += ["p (Holm)", "effect", *(heads[name] for name in others), "client gap"]
+    columns += [f"personalised {shown.unit}".strip()]
     columns += ["never predicted", f"{comparison.unit}s"]
     note = (
         f"Mean ± standard deviation over {comparison.unit}s, global model, last round. The interval is each "
@@ -97,11 +98,11 @@ def _drop_empty(table: PageTable) -> PageTable:
     return PageTable(table.name, table.title, table.note, [table.columns[k] for k in keep], rows)
 
 
-def percent(values: Sequence[float]) -> TableCell:
-    """Mean ± spread with two digits."""
+def mean_cell(values: Sequence[float], digits: int) -> TableCell:
+    """Mean ± spread with some digits."""
     if not values:
         return TableCell("–")
-    return TableCell(spread(values), fmean(values))
+    return TableCell(spread(values, digits), fmean(values))
 
 
 def plain(values: Sequence[float], digits: int) -> TableCell:
