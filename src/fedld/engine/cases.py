@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedld.engine.jobs import Setup
-from fedld.engine.measure import test_origin
+from fedld.engine.measure import origin_of_tests
 from fedld.tasks.segmentation import Segmentation
 
 MOST_SITES = 24
@@ -28,7 +28,7 @@ def case_file(setup: Setup, logits: Tensor) -> bytes:
     assert isinstance(task, Segmentation)
     truth = np.array(f.labels[f.test])
     dice = task.case_values(logits, truth, f.classes)["dice"]
-    names, sites = test_origin(f)
+    names, sites = origin_of_tests(f)
     chosen = chosen_cases(dice, sites)
     at = np.array([row for row, _ in chosen], np.int64)
     predicted = task.masks(logits[at])

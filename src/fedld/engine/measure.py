@@ -118,7 +118,7 @@ def picture_predictions(setup: Setup, logits: Tensor) -> str:
     """
     f = setup.federation
     patients = read_column(f.folder, "patient")
-    names, sites = test_origin(f)
+    names, sites = origin_of_tests(f)
     columns = {"name": names, "site": sites}
     if patients is not None:
         columns["patient"] = [str(name) for name in patients[f.test]]
@@ -128,7 +128,7 @@ def picture_predictions(setup: Setup, logits: Tensor) -> str:
     return columns_table(columns)
 
 
-def test_origin(federation: Federation) -> tuple[list[str], list[str]]:
+def origin_of_tests(federation: Federation) -> tuple[list[str], list[str]]:
     """Name and site of every picture of the global test set; the site is "" where it is not known."""
     files, sites = (read_column(federation.folder, name) for name in ("file", "site"))
     test = federation.test
