@@ -1,8 +1,10 @@
 """Segmentation: losses and measures against definitions, the data it takes, and whole runs."""
 
 import csv
+import importlib.util
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +12,11 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from scipy import stats
+from typer.testing import CliRunner
 
 import fedld
+from fedld.cli import app
+from fedld.cli.predict import predict as predict_command
 from fedld.data import DataSpec, Federation, load
 from fedld.errors import FedLDError
 from fedld.local.base import PixelObjective
@@ -140,7 +145,7 @@ def test_a_federation_is_segmented_and_its_loss_adds_up(federation, tmp_path):
     assert np.mean([float(row["hausdorff"]) for row in rows]) == pytest.approx(last["hausdorff"], rel=1e-4)
     assert "oslo" in make_card(tmp_path / "run").to_markdown()
     check_cases(tmp_path / "run", rows)
-    again = run(federation, tmp_path / "again", rounds=6, decompose=1, workers=2)
+    again = run(federation, tmp_path / "again", rounds=6, workers=2)
     assert again.rounds[-1]["test"] == last
 
 
@@ -212,6 +217,34 @@ def test_methods_and_rules_that_need_no_classes_work(federation, tmp_path):
     assert line["validation"]["count"] > 0
 
 
+def test_masks_of_new_pictures_are_png_files(federation, tmp_path):
+    trained = run(federation, tmp_path / "run", rounds=4).path
+    images, masks = squares(3, 9)
+    for k, name in enumerate(("a.png", "a.tif", "deep/b.png")):
+        (tmp_path / "new" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images[k]).save(tmp_path / "new" / name)
+
+    def predict(*words):
+        return CliRunner().invoke(app, ["predict", str(trained), str(tmp_path / "new"), *map(str, words)])
+
+    done = predict("--out", tmp_path / "out.csv")
+    assert done.exit_code == 0, done.output
+    files = sorted(
+        file.relative_to(tmp_path / "out-masks") for file in (tmp_path / "out-masks").rglob("*.png")
+    )
+    assert [file.as_posix() for file in files] == ["a.png", "a.tif.png", "deep/b.png"]
+    found = np.stack([np.asarray(Image.open(tmp_path / "out-masks" / file)) for file in files])
+    dice, _ = overlap(found, masks, 2)
+    assert dice.mean() > 0.6
+    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    assert [int(row["predicted_foreground"]) for row in rows] == (found == 1).sum((1, 2)).tolist()
+    assert "is not empty" in str(predict("--out", tmp_path / "out.csv").exception)
+    assert "name,predicted_foreground" in predict().stdout
+    digits = fedld.run("fedavg", "digits", model="linear", rounds=1, workers=0, out=tmp_path / "digits").path
+    with pytest.raises(FedLDError, match="--masks is for segmentation"):
+        predict_command(digits, tmp_path / "new", masks=tmp_path / "m")
+
+
 def test_what_needs_one_class_a_picture_is_refused_before_the_run(federation, tmp_path):
     for method, reason in (("ccvr", "statistics of every class"), ("fedlc", "needs classes")):
         with pytest.raises(FedLDError, match=f"{reason}.*segmentation gives a mask to a sample"):
@@ -238,6 +271,16 @@ def test_simulated_eyes_have_masks_of_their_lesions(tmp_path):
     assert marked[eyes.strata == 1].mean() > 0.8
     plain = load(DataSpec(samples=200, clients=2, image_size=48), tmp_path)
     assert np.array_equal(plain.images, eyes.images)  # the same pictures
+
+
+def test_the_example_runs():
+    file = Path(__file__).parents[2] / "examples/segmentation.py"
+    spec = importlib.util.spec_from_file_location("segmentation_example", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = module.main(rounds=1, samples=60)
+    assert len(found) == 6
+    assert all(0 <= dice <= 1 for dice in found.values())
 
 
 def test_npz_and_folder_give_the_same_federation(tmp_path):

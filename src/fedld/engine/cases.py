@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedld.engine.jobs import Setup
-from fedld.engine.measure import origin_of_tests
+from fedld.engine.measure import origin_of_tests, output_names
 from fedld.tasks.segmentation import Segmentation
 
 MOST_SITES = 24
@@ -23,11 +23,16 @@ FAILED = 255
 
 
 def case_file(setup: Setup, logits: Tensor) -> bytes:
-    """Give the content of cases.npz for the outputs of the final global model on the test set."""
+    """Give the content of cases.npz.
+
+    Args:
+        setup: of the run.
+        logits: outputs of the final global model on the test set.
+    """
     f, task = setup.federation, setup.task
     assert isinstance(task, Segmentation)
     truth = np.array(f.labels[f.test])
-    dice = task.case_values(logits, truth, f.classes)["dice"]
+    dice = task.case_values(logits, truth, output_names(f))["dice"]
     names, sites = origin_of_tests(f)
     chosen = chosen_cases(dice, sites)
     at = np.array([row for row, _ in chosen], np.int64)
@@ -40,7 +45,7 @@ def case_file(setup: Setup, logits: Tensor) -> bytes:
         "name": np.array([names[row] for row in at], np.str_),
         "rank": np.array([rank for _, rank in chosen], np.str_),
         "dice": dice[at],
-        "classes": np.array(f.classes, np.str_),
+        "classes": np.array(output_names(f), np.str_),
     }
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, **arrays)

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedld.engine.saved import Facts, SavedModel, load_model
 from fedld.errors import FedLDError, nearest
 from fedld.records.reader import Run, by_label, read_one
+from fedld.tasks.segmentation import Segmentation
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,16 +37,34 @@ class Ensemble:
         return np.asarray(found.mean(axis=0), np.float64)
 
     def columns(self, samples: NDArray[Any]) -> dict[str, list[str]]:
-        """Predictions as columns of a table, of pictures (N, H, W, C) or rows (N, features).
+        """Predictions as columns of a table, of pictures (N, H, W, C) or rows (N, features)."""
+        return self.described(self.outputs(samples))
 
-        Classes have the mean of the models' probabilities; labels, values and risks that of their outputs.
+    def outputs(self, samples: NDArray[Any]) -> Tensor:
+        """Average what the models give for pictures (N, H, W, C) or rows (N, features).
+
+        Classes and pixels have the logarithm of the mean of the models' probabilities; labels, values and
+        risks have the mean of their outputs.
         """
-        task, names = self.models[0].task, self.facts.classes
-        if task.name == "classification":
+        task = self.models[0].task
+        if task.dense or task.name == "classification":
             mean = np.stack([model.probabilities(samples) for model in self.models]).mean(axis=0)
-            return task.predicted(torch.from_numpy(mean).log(), names)
-        outputs = torch.stack([self._outputs(model, samples) for model in self.models])
-        return task.predicted(outputs.mean(0), names)
+            return torch.from_numpy(mean).log()
+        return torch.stack([self._outputs(model, samples) for model in self.models]).mean(0)
+
+    def described(self, outputs: Tensor) -> dict[str, list[str]]:
+        """Outputs as columns of a table."""
+        return self.models[0].task.predicted(outputs, self.facts.classes)
+
+    @property
+    def segments(self) -> bool:
+        """Whether the models give a mask for a picture."""
+        return self.models[0].task.dense
+
+    def masks(self, outputs: Tensor) -> NDArray[np.int64] | None:
+        """Masks (N, H, W) of class numbers; -1 where there is no finite output. None for other tasks."""
+        task = self.models[0].task
+        return task.masks(outputs) if isinstance(task, Segmentation) else None
 
     def _outputs(self, model: SavedModel, samples: NDArray[Any]) -> Tensor:
         """Outputs of a model in the scale of the first one, where targets were standardised."""

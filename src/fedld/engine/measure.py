@@ -140,6 +140,11 @@ def origin_of_tests(federation: Federation) -> tuple[list[str], list[str]]:
     return [str(name) for name in names], [str(name) for name in owner[test]]
 
 
+def output_names(federation: Federation) -> tuple[str, ...]:
+    """Name the outputs of a model."""
+    return federation.classes
+
+
 def test_labels(setup: Setup) -> Tensor:
     """Labels of the global test set."""
     return torch.from_numpy(np.array(setup.federation.labels[setup.federation.test]))

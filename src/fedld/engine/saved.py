@@ -26,6 +26,7 @@ from fedld.models import MODELS, Model, build, own_network
 from fedld.models.build import NAMES
 from fedld.models.files import read_model
 from fedld.models.standardise import standardise_head
+from fedld.models.unet import build_unet, is_unet
 from fedld.models.vector import NAME as VECTOR
 from fedld.models.vector import build_vector
 from fedld.tasks import TASKS, Classification, Task
@@ -183,6 +184,8 @@ def _network(facts: Facts, file: Path) -> nn.Module:
         )
     if facts.model == VECTOR:
         network: nn.Module = build_vector(outputs=classes, input_shape=shape, seed=0, head=facts.head)
+    elif is_unet(str(facts.model)) and facts.pictures:
+        network = build_unet(str(facts.model), classes=classes, input_shape=shape, seed=0)
     elif facts.model in NAMES and facts.pictures:
         size, name = min(shape[1:]), str(facts.model)
         network = build(name, classes=classes, channels=shape[0], image_size=size, seed=0, head=facts.head)

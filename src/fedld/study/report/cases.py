@@ -44,7 +44,7 @@ class Cases:
     name: list[str]
     rank: list[str]
     dice: NDArray[np.float64]
-    classes: list[str]
+    outputs: list[str]  # names of the classes, the background first
 
 
 def read_cases(run: Run) -> Cases | None:
@@ -60,13 +60,14 @@ def read_cases(run: Run) -> Cases | None:
         raise FedLDError(changed)
 
     def wanted(name: str, header: Header) -> bool:
-        return name in Cases.__dataclass_fields__
+        return name in (*Cases.__dataclass_fields__, "classes")
 
     found = read_arrays(file, wanted)
     try:
-        texts = {key: [clean(text) for text in found[key]] for key in ("site", "name", "rank", "classes")}
+        texts = {key: [clean(text) for text in found[key]] for key in ("site", "name", "rank")}
+        outputs = [clean(text) for text in found["classes"]]
         masks = {key: found[key].astype(np.uint8) for key in ("pictures", "truth", "predicted")}
-        cases = Cases(**masks, **texts, dice=found["dice"].astype(np.float64))  # type: ignore[arg-type]
+        cases = Cases(**masks, **texts, outputs=outputs, dice=found["dice"].astype(np.float64))  # type: ignore[arg-type]
         sizes = {len(cases.pictures), len(cases.site), len(cases.name), len(cases.rank), len(cases.dice)}
         if len(sizes) > 1 or not cases.pictures.shape[:3] == cases.truth.shape == cases.predicted.shape:
             raise ValueError
@@ -140,7 +141,7 @@ def _sheet(cases: Cases, sites: Sequence[str], means: Mapping[str, CaseResult | 
             caption = f"{cases.rank[k]}: Dice {cases.dice[k]:.3f}"
             figure.text(x / width, 1 - (upper + LABEL + SIDE + 14) / height, caption, fontsize=9.5)
     figure.legend(
-        handles=_keys(cases.classes),
+        handles=_keys(cases.outputs),
         loc="upper left",
         ncols=6,
         fontsize=9.5,
@@ -162,7 +163,7 @@ def _draw_case(axes: Axes, cases: Cases, k: int) -> None:
     picture = cases.pictures[k]
     axes.imshow(picture[..., 0] if picture.shape[-1] == 1 else picture, cmap="gray", vmin=0, vmax=255)
     for colour, width, mask in ((TRUE, 1.6, cases.truth[k]), (PREDICTED, 1.1, cases.predicted[k])):
-        for number in range(1, len(cases.classes)):
+        for number in range(1, len(cases.outputs)):
             inside = np.pad(mask == number, 1).astype(float)
             if inside.any():
                 at_x, at_y = np.arange(-1, mask.shape[1] + 1), np.arange(-1, mask.shape[0] + 1)
