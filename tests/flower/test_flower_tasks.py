@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from fedld.config.experiment import make_experiment
-from fedld.data.columns import Column, united_features
+from fedld.data.columns import SheetColumn, united_features
 from fedld.data.table import column_sums
 from fedld.engine import loop
 from fedld.engine.backends.flower.disclosure import rounded_tally
@@ -106,7 +106,7 @@ def assert_same_bits(ours, theirs):
 
 @pytest.mark.parametrize("task", TARGETS)
 def test_a_table_at_sites_gives_the_model_of_this_machine(make_grid, tables, task):
-    method = "scaffold" if task == "regression" else "fedavg"
+    method = {"regression": "scaffold", "survival": "newton"}.get(task, "fedavg")
     settings = {"method": method, "decompose": 1, "momentum": 0.0}
     ours = on_this_machine(tables, task, **settings)
     theirs = across_sites(make_grid, tables, task, **settings)
@@ -226,9 +226,9 @@ def test_sites_are_asked_for_the_task_that_their_data_is_for(make_grid, tables):
 
 def test_two_sites_that_differ_where_the_server_has_no_cell_are_both_named():
     places = {
-        "the server": [Column("age", "empty")],
-        "site 'a'": [Column("age", "text", levels={"old": 9})],
-        "site 'b'": [Column("age", "number")],
+        "the server": [SheetColumn("age", "empty")],
+        "site 'a'": [SheetColumn("age", "text", levels={"old": 9})],
+        "site 'b'": [SheetColumn("age", "number")],
     }
     with pytest.raises(FedLDError, match="site 'a' has column 'age' as text, site 'b' as number"):
         united_features(places)
@@ -245,9 +245,9 @@ def test_small_numbers_of_rows_stay_at_the_site(tables):
     assert list(by_name["colour"].levels) == ["red"]
     assert by_name["colour"].levels["red"] is None  # or 40 minus it would tell of the others
     assert by_name["dose"].sums[0] == 40  # 5 missing cells are told of as if they had the site's mean
-    few = told_columns([Column("dose", "number", True, sums=(3.0, 6.0, 14.0))], 40, 12)
+    few = told_columns([SheetColumn("dose", "number", True, sums=(3.0, 6.0, 14.0))], 40, 12)
     assert few[0].sums is None
-    server = [Column("colour", "text", levels={"green": None})]
+    server = [SheetColumn("colour", "text", levels={"green": None})]
     known = describe(table, "beta", "1", ("risk",), 12, server).columns
     assert next(column for column in known if column.name == "colour").levels == {"green": None, "red": None}
 

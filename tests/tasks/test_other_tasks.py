@@ -111,9 +111,34 @@ def test_methods_rules_and_personal_models_work_with_every_task(table, task, tmp
         assert last["validation"]["count"] > 0
 
 
+@pytest.mark.parametrize(
+    ("task", "method", "measure", "least"),
+    [
+        ("regression", "ridge", "r2", 0.85),
+        ("survival", "newton", "concordance", 0.7),
+        ("classification", "newton", "accuracy", 0.8),
+        ("classification", "ridge", "accuracy", 0.8),
+    ],
+)
+def test_closed_forms_solve_a_table(table, task, method, measure, least, tmp_path):
+    rounds = 1 if method == "ridge" else 8
+    result = run(table, task, tmp_path / "run", method=method, rounds=rounds, decompose=rounds)
+    assert result.rounds[-1]["test"][measure] > least
+    assert abs(result.rounds[-1]["identity_error"]) < 1e-9
+    if task == "survival":
+        losses = [line["test"]["loss"] for line in result.rounds]
+        assert abs(losses[-1] - losses[-2]) < 1e-5
+
+
 def test_a_method_or_objective_that_needs_classes_says_so_before_the_run(table, tmp_path):
     with pytest.raises(FedLDError, match="method 'ccvr' needs statistics of every class, and regression"):
         run(table, "regression", tmp_path / "run", method="ccvr")
+    with pytest.raises(
+        FedLDError, match="method 'ridge' needs codes of classes, and survival has no classes"
+    ):
+        run(table, "survival", tmp_path / "run", method="ridge")
+    with pytest.raises(FedLDError, match="start = 'closed' solves for codes of classes, and survival"):
+        run(table, "survival", tmp_path / "run", start="closed")
     with pytest.raises(FedLDError, match="objective 'marg-log' of 'fedavg' needs classes"):
         run(table, "survival", tmp_path / "run", objective="marg-log")
     with pytest.raises(FedLDError, match="task 'regression' does not fit 'digits'"):

@@ -20,8 +20,8 @@ Bits = Annotated[int, typer.Option(help="bits that 16-bit image files really use
 Patient = Annotated[str, typer.Option(help="pattern whose group is the patient in a file name: '^([^_]+)_'")]
 PolicyFile = Annotated[Path | None, typer.Option(help="this site's own policy.toml: what it takes part in")]
 PeersFile = Annotated[Path | None, typer.Option(help="the consortium's peers.toml: keys for secure rounds")]
-Task = Annotated[str, typer.Option(help="task that this site's data is for")]
-Target = Annotated[str, typer.Option(help="column of a table that is learned; of survival TIME,EVENT")]
+TaskName = Annotated[str, typer.Option(help="task that this site's data is for")]
+TargetColumn = Annotated[str, typer.Option(help="column of a table that is learned; of survival TIME,EVENT")]
 SplitColumn = Annotated[str, typer.Option(help="column of a table: train or test")]
 Drop = Annotated[str, typer.Option(help="columns of a table that are never used, with commas between")]
 Name = Annotated[str, typer.Option(help="the site's name in the consortium")]
@@ -35,8 +35,8 @@ def check(
     sheet: Annotated[Path | None, typer.Option(help="write a picture of some images of each class")] = None,
     bits: Bits = 0,
     patient: Patient = "",
-    task: Task = "classification",
-    target_column: Target = "",
+    task: TaskName = "classification",
+    target_column: TargetColumn = "",
     split_column: SplitColumn = "",
     drop: Drop = "",
     policy: PolicyFile = None,
@@ -89,8 +89,8 @@ def start_site(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="leave unreadable files out")] = False,
     bits: Bits = 0,
     patient: Patient = "",
-    task: Task = "classification",
-    target_column: Target = "",
+    task: TaskName = "classification",
+    target_column: TargetColumn = "",
     split_column: SplitColumn = "",
     drop: Drop = "",
     weights: Annotated[Path | None, typer.Option(help="file of the frozen trunk, as the server's")] = None,

@@ -21,7 +21,7 @@ Sums = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
-class Column:
+class SheetColumn:
     """A column of one place's table.
 
     name     in the head of the table
@@ -40,7 +40,7 @@ class Column:
 
 def columns_of(
     features: Sequence[str], values: NDArray[np.float32], train: NDArray[np.int64]
-) -> list[Column]:
+) -> list[SheetColumn]:
     """Give the columns behind a table's features.
 
     Args:
@@ -53,28 +53,28 @@ def columns_of(
 
     >>> x = np.array([[60.0, 0.0, 1.0], [50.0, 1.0, 0.0]], np.float32)
     >>> columns_of(["age", "sex = f", "sex = m"], x, np.arange(2))
-    [Column(name='age', kind='number', missing=False, levels={}, sums=(2.0, 110.0, 6100.0)), \
-Column(name='sex', kind='text', missing=False, levels={'f': 1, 'm': 1}, sums=None)]
+    [SheetColumn(name='age', kind='number', missing=False, levels={}, sums=(2.0, 110.0, 6100.0)), \
+SheetColumn(name='sex', kind='text', missing=False, levels={'f': 1, 'm': 1}, sums=None)]
     """
     count, first, second = column_sums(np.asarray(values)[train])
-    columns: dict[str, Column] = {}
+    columns: dict[str, SheetColumn] = {}
     for k, feature in enumerate(features):
         name, mark, level = feature.partition(LEVEL)
         if mark:
             known = columns[name].levels if name in columns else {}
-            columns[name] = Column(name, "text", levels={**known, level: int(first[k])})
+            columns[name] = SheetColumn(name, "text", levels={**known, level: int(first[k])})
         elif not _is_mark(feature, features):
             gone = np.isnan(values[:, k])
             kind: Kind = "empty" if gone.all() else "number"
             sums = float(count[k]), float(first[k]), float(second[k])
-            columns[name] = Column(name, kind, bool(gone.any()), sums=sums)
+            columns[name] = SheetColumn(name, kind, bool(gone.any()), sums=sums)
     return list(columns.values())
 
 
-def difference(own: Sequence[Column], server: Sequence[Column]) -> str | None:
+def difference(own: Sequence[SheetColumn], server: Sequence[SheetColumn]) -> str | None:
     """Say in which column a site's table differs from the server's; None where columns and kinds agree.
 
-    >>> difference([Column("age", "text")], [Column("age", "number")])
+    >>> difference([SheetColumn("age", "text")], [SheetColumn("age", "number")])
     "it has column 'age' as text, the server as number"
     """
     by_name = {column.name: column for column in server}
@@ -92,7 +92,7 @@ def difference(own: Sequence[Column], server: Sequence[Column]) -> str | None:
     return None
 
 
-def united_features(places: Mapping[str, Sequence[Column]]) -> tuple[str, ...]:
+def united_features(places: Mapping[str, Sequence[SheetColumn]]) -> tuple[str, ...]:
     """Give the features of all places' tables together: those of one table with all their rows.
 
     Args:
@@ -143,7 +143,7 @@ def aligned_rows(
 
 
 def united_statistics(
-    features: Sequence[str], places: Sequence[Sequence[Column]], rows: Sequence[int]
+    features: Sequence[str], places: Sequence[Sequence[SheetColumn]], rows: Sequence[int]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Give mean and deviation of every feature over all places' training rows, from their sums.
 
@@ -158,7 +158,7 @@ def united_statistics(
     return statistics_of_sums(sums, features)
 
 
-def lonely_levels(places: Mapping[str, Sequence[Column]]) -> Iterator[str]:
+def lonely_levels(places: Mapping[str, Sequence[SheetColumn]]) -> Iterator[str]:
     """Name the categories that one place alone tells of."""
     owners: dict[str, list[str]] = {}
     for place, columns in places.items():
@@ -173,7 +173,7 @@ def lonely_levels(places: Mapping[str, Sequence[Column]]) -> Iterator[str]:
             yield f"only client '{found[0]}' has '{feature}'"
 
 
-def _sums(features: Sequence[str], columns: Sequence[Column], rows: int) -> Iterator[Sums]:
+def _sums(features: Sequence[str], columns: Sequence[SheetColumn], rows: int) -> Iterator[Sums]:
     by_name = {column.name: column for column in columns}
     for feature in features:
         name, mark, level = feature.partition(LEVEL)

@@ -19,12 +19,16 @@ from fedld.errors import FedLDError, nearest
 from fedld.local.base import ContextObjective, FunctionObjective, Objective, PixelObjective, TaskObjective
 from fedld.methods import Method, Server
 from fedld.methods.closed import ClosedForm
+from fedld.methods.cox import CoxNewton
+from fedld.methods.newton import Newton
 from fedld.models import Model, Trunk
 from fedld.models.base import beyond_features
+from fedld.models.vector import NAME as VECTOR
 from fedld.records.schema import FORMAT, RunFacts
 from fedld.seeds import numpy_generator
 from fedld.tasks.base import Task, defined
 from fedld.tasks.segmentation import Segmentation
+from fedld.tasks.survival import Survival
 from fedld.transforms import UpdateTransform
 
 
@@ -43,7 +47,7 @@ def prepare(
         raise FedLDError(
             f"validation chooses among global models, and method '{experiment.method['name']}' has none"
         )
-    check_sums(experiment, method)
+    check_sums(experiment, method, parts.task)
     rows = len(sample(experiment, [client.name for client in federation.clients], 1))
     if experiment.quorum(rows) > rows:
         of = f"{rows} of {len(federation.clients)} clients"
@@ -178,6 +182,8 @@ CLASSES = {
     "ridge": "codes of classes",
 }
 """Methods that need classes, and what of them."""
+OTHER_TASKS = {"newton": ("survival",), "ridge": ("multilabel", "regression")}
+"""Tasks without classes for which some of these methods have another form."""
 
 
 def for_task(experiment: Experiment, method: Method, task: Task) -> Method:
@@ -193,7 +199,9 @@ def for_task(experiment: Experiment, method: Method, task: Task) -> Method:
             f"augment = '{experiment.augment}' changes pictures and not their masks: take 'none'"
         )
     name = str(experiment.method["name"])
-    if name in CLASSES:
+    if isinstance(method, Newton) and isinstance(task, Survival):
+        return CoxNewton.of(method, task)
+    if name in CLASSES and task.name not in OTHER_TASKS.get(name, ()):
         raise FedLDError(f"method '{name}' needs {CLASSES[name]}, and {task.name} {task.lacks}")
     if isinstance(method.objective, FunctionObjective):
         return method
@@ -226,14 +234,16 @@ def check_functions(setup: Setup) -> None:
         setup.method.objective.check(torch.zeros_like(outputs).requires_grad_(), targets)
 
 
-def check_sums(experiment: Experiment, method: Method) -> None:
+def check_sums(experiment: Experiment, method: Method, task: Task) -> None:
     """Refuse a closed start without a linear head, and sums that would change from round to round."""
+    if experiment.start == "closed" and task.name != "classification":
+        raise FedLDError(f"start = 'closed' solves for codes of classes, and {task.name} {task.lacks}")
     if experiment.start == "closed" and experiment.head != "linear":
         raise FedLDError(f"start = 'closed' solves for a linear head, not for head = '{experiment.head}'")
     if not method.second_moments:
         return
     name = experiment.method["name"]
-    if experiment.train == "all":
+    if experiment.train == "all" and experiment.model != VECTOR:
         raise FedLDError(f"method '{name}' solves for the head on a frozen trunk: set train to 'head'")
     if experiment.augment != "none":
         raise FedLDError(

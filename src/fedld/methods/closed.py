@@ -20,6 +20,7 @@ from fedld.errors import FedLDError
 from fedld.layout import Layout, Tree
 from fedld.local import LocalClient, Reply
 from fedld.methods.base import Messages, MessageSum, Method, Replies, Server
+from fedld.methods.codes import Codes, codes_for
 from fedld.methods.moments import LinearProblem, added, client_sums, head_inputs, head_of, set_head, sum_of
 from fedld.methods.sum_bounds import mean_length, sums_problem
 from fedld.models import as_model, head_names
@@ -155,10 +156,13 @@ class ClosedForm(SumsMethod):
     def client_update(self, client: LocalClient) -> Reply:
         """Leave-one-out errors, summed over the client's images; the model stays as it is."""
         plan = plan_of(client.message)
-        inputs, labels = head_inputs(client)
+        inputs, labels = head_inputs(client, self.codes.task)
         head = as_model(client.model).head
         logits = F.linear(inputs, head.weight.to(inputs), head.bias.to(inputs)).detach()
-        client.loss_sum = F.cross_entropy(logits, labels, reduction="sum").item()
+        if self.codes.classes:
+            client.loss_sum = F.cross_entropy(logits, labels, reduction="sum").item()
+        else:
+            client.loss_sum = self.codes.task.losses(logits, labels).sum().item()
         client.loss_count = len(labels)
         message = leave_one_out_sums(self, plan, inputs, labels) if plan else {}
         return client.reply(message=message)
@@ -187,6 +191,11 @@ class ClosedForm(SumsMethod):
         lam, temperature = server.extra["chosen"].tolist()
         return {"lam": lam, "temperature": temperature}
 
+    @property
+    def codes(self) -> Codes:
+        """What is regressed on."""
+        return codes_for(self.objective)
+
     def problem(self, sums: Tree) -> LinearProblem:
         """What the sums say."""
         return LinearProblem.of(sums)
@@ -207,7 +216,7 @@ class ClosedForm(SumsMethod):
         """Regularisation of the least error, and for it the temperature of the least loss."""
         k = int(errors.argmin())
         best = self.temperature or TEMPERATURES[losses[k].argmin()].item()
-        return self.candidates(problem)[k].item(), best
+        return self.candidates(problem)[k].item(), best if self.codes.scaled else 1.0
 
     def plan(self, problem: LinearProblem, candidates: Tensor) -> Tree:
         """What clients need for `leave_one_out`: at least `basis`, `mean` and `weights`."""
@@ -239,13 +248,12 @@ def plan_of(message: Tree) -> Tree:
 def leave_one_out_sums(method: ClosedForm, plan: Tree, inputs: Tensor, labels: Tensor) -> Tree:
     """Sum errors (L,) and losses (L, T) of a client's images over candidates and temperatures."""
     z = (inputs - plan["mean"]) @ plan["basis"].to(inputs)
-    weights, errors, losses = plan["weights"][labels], [], []
+    codes, errors, losses = method.codes, [], []
+    weights = plan["weights"][labels] if codes.classes else torch.ones(len(labels)).to(z)
     for k in range(len(plan["candidates"])):
         logits = method.leave_one_out(plan, z, labels, k)
         errors.append((weights * method.error(logits, labels)).sum())
-        scaled = TEMPERATURES[:, None, None] * (logits - logits.amax(1, keepdim=True))
-        right = torch.gather(scaled, 2, labels.expand(len(TEMPERATURES), -1)[..., None])[..., 0]
-        losses.append(((torch.logsumexp(scaled, 2) - right) * weights).sum(1))
+        losses.append((codes.losses(logits, labels, TEMPERATURES) * weights).sum(1))
     return {"errors": torch.stack(errors), "losses": torch.stack(losses)}
 
 

@@ -15,20 +15,25 @@ from torch import Tensor
 from fedld.errors import FedLDError
 from fedld.layout import Layout, Tree
 from fedld.local import LocalClient
+from fedld.methods.codes import CLASS_CODES, Codes
 from fedld.models import as_model
 from fedld.models.standardise import SMALLEST, StandardisedLinear
+from fedld.tasks import Classification, Task
 
 
 @torch.no_grad()
-def head_inputs(client: LocalClient) -> tuple[Tensor, Tensor]:
+def head_inputs(client: LocalClient, task: Task | None = None) -> tuple[Tensor, Tensor]:
     """Give what the head's weights are multiplied with (N, D), in float64, and the labels (N,).
 
-    Samples of a class of which a site sends nothing by itself (`LocalClient.disclosed`) are left out.
+    Samples of a class of which a site sends nothing by itself (`LocalClient.disclosed`) are left out. Where a
+    `task` has no classes, sums are over all samples, and none is left out.
     """
     batches, head = client.embedded(), as_model(client.model).head
     features = torch.cat([features for features, _ in batches]).double()
     inputs = head.inputs(features) if isinstance(head, StandardisedLinear) else features
     labels = torch.cat([labels for _, labels in batches])
+    if task is not None and not isinstance(task, Classification):
+        return inputs, labels
     kept = client.disclosed(torch.bincount(labels))[labels] > 0
     if not kept.any():
         raise FedLDError(f"no class has {client.smallest_class} samples, so its sums by class stay there")
@@ -59,11 +64,17 @@ def symmetric(values: Tensor) -> Tensor:
     return matrix
 
 
-def client_sums(client: LocalClient, *, by_class: bool = False, dtype: torch.dtype = torch.float64) -> Tree:
+def client_sums(
+    client: LocalClient,
+    codes: Codes = CLASS_CODES,
+    *,
+    by_class: bool = False,
+    dtype: torch.dtype = torch.float64,
+) -> Tree:
     """Sum over a client's images: `moments` is the triangle of X'X, one per class if asked, `targets` X'Y."""
-    inputs, labels = head_inputs(client)
+    inputs, labels = head_inputs(client, codes.task)
     X = F.pad(inputs, (0, 1), value=1.0)
-    Y = F.one_hot(labels, as_model(client.model).head.out_features).to(X)
+    Y = codes.of(labels, as_model(client.model).head.out_features).to(X)
     if by_class:
         moments = torch.stack([triangle(X[labels == c].T @ X[labels == c]) for c in range(Y.shape[1])])
     else:
@@ -90,7 +101,7 @@ class LinearProblem:
     """What the sums say of standardised inputs z = scale (x - mean), weighted by class where asked.
 
     n        sum of the weights of all images
-    counts   the same by class (C,)
+    counts   the same by class, or the sums of other codes (C,)
     scatter  sum of z z' (D, D)
     targets  sum of z by class (D, C)
     weights  of an image of each class (C,)
@@ -107,11 +118,11 @@ class LinearProblem:
     @classmethod
     def of(cls, sums: Tree, *, balanced: bool = False) -> Self:
         """Read the sums; with `balanced` every class that has images weighs alike."""
-        images = sums["targets"][-1]
-        if images.sum() < len(images):
+        images, count = sums["targets"][-1], sums["moments"][..., -1].sum()
+        if count < len(images):
             raise FedLDError(
                 f"a head for {len(images)} classes needs at least as many training images, "
-                f"the clients that took part have {int(images.sum())}"
+                f"the clients that took part have {int(count)}"
             )
         weights = torch.ones_like(images)
         if balanced:

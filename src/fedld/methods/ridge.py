@@ -2,9 +2,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from fedld.errors import FedLDError
 from fedld.layout import Tree
 from fedld.local import LocalClient
 from fedld.methods.base import Card
@@ -16,6 +16,8 @@ from fedld.methods.moments import LinearProblem, client_sums
 class Ridge(ClosedForm):
     """Least squares on one-hot labels, from sums: the pooled solution in one round (Fed3R, AFL).
 
+    Of a regression the standardised targets take their place, of several labels +0.5 and -0.5.
+
     W = (A + lam I)^-1 B for standardised inputs, A = sum z z', B = sum z y'; the bias is not regularised.
     With leverage h = z'(A + lam I)^-1 z + 1/n and error e, an image's leave-one-out error is e / (1 - h).
     """
@@ -26,7 +28,10 @@ class Ridge(ClosedForm):
 
     def sums(self, client: LocalClient) -> Tree:
         """X'X, for balanced classes one for each of them, and X'Y."""
-        return client_sums(client, by_class=self.balanced, dtype=getattr(torch, self.precision))
+        dtype = getattr(torch, self.precision)
+        if not self.codes.classes and self.balanced:
+            raise FedLDError(f"balanced is for classes, and {self.codes.task.name} has none")
+        return client_sums(client, self.codes, by_class=self.balanced, dtype=dtype)
 
     def problem(self, sums: Tree) -> LinearProblem:
         """What the sums say, weighted by class where asked."""
@@ -41,7 +46,7 @@ class Ridge(ClosedForm):
             root = torch.linalg.cholesky(damped)
             vectors = torch.linalg.solve_triangular(root, torch.eye(len(root)).to(root), upper=False).T
             values, candidates = torch.zeros(len(root)).to(root), torch.ones(1).to(root)
-        return {
+        plan = {
             "basis": (problem.scale[:, None] * vectors).float(),
             "mean": problem.mean,
             "values": values.clamp_min(0),
@@ -50,18 +55,22 @@ class Ridge(ClosedForm):
             "weights": problem.weights,
             "candidates": candidates,
         }
+        return plan if self.codes.classes else {**plan, "n": problem.n}
 
     def leave_one_out(self, plan: Tree, z: Tensor, labels: Tensor, k: int) -> Tensor:
         """y - e / (1 - h)."""
-        inverse, n = 1 / (plan["values"] + plan["candidates"][k]), plan["counts"].sum()
+        inverse = 1 / (plan["values"] + plan["candidates"][k])
+        n = plan["counts"].sum() if self.codes.classes else plan["n"]
         fitted = plan["counts"] / n + z @ (inverse[:, None] * plan["targets"])
-        leverage = plan["weights"][labels] * (1 / n + z.square() @ inverse)
-        truth = F.one_hot(labels, len(plan["counts"])).to(z)
+        leverage = 1 / n + z.square() @ inverse
+        if self.codes.classes:
+            leverage = plan["weights"][labels] * leverage
+        truth = self.codes.of(labels, len(plan["counts"])).to(z)
         return truth - (truth - fitted) / (1 - leverage).clamp_min(1e-6)[:, None]
 
     def error(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Squared error."""
-        return (F.one_hot(labels, logits.shape[1]) - logits).square().sum(1)
+        return (self.codes.of(labels, logits.shape[1]) - logits).square().sum(1)
 
     def solve(self, problem: LinearProblem, lam: float) -> tuple[Tensor, Tensor]:
         """(A + lam I)^-1 B, and the shares of the classes."""

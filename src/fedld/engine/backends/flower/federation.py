@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedld.data import Client, DataSpec, Federation
 from fedld.data.columns import (
-    Column,
+    SheetColumn,
     aligned_rows,
     columns_of,
     lonely_levels,
@@ -104,7 +104,7 @@ def describe(
     version: str,
     classes: Sequence[str],
     smallest_class: int = 1,
-    server: Sequence[Column] = (),
+    server: Sequence[SheetColumn] = (),
 ) -> Description:
     """What a site tells of its data: numbers of samples by class, and sums over all pixels or columns.
 
@@ -142,15 +142,15 @@ def _check_events(table: Table, labels: NDArray[Any]) -> None:
 
 
 def told_columns(
-    columns: Sequence[Column], rows: int, least: int, server: Sequence[Column] = ()
-) -> list[Column]:
+    columns: Sequence[SheetColumn], rows: int, least: int, server: Sequence[SheetColumn] = ()
+) -> list[SheetColumn]:
     """Columns as a site tells of them: nothing of fewer than `least` rows.
 
     Sums of fewer known numbers stay at the site. Where fewer cells are missing, their number does: sums are
     told as if these cells had the site's mean. A category of fewer rows keeps its number, and its name unless
     the server's table has it.
 
-    >>> told_columns([Column("age", "number", True, sums=(8.0, 80.0, 808.0))], 10, 5)[0].sums
+    >>> told_columns([SheetColumn("age", "number", True, sums=(8.0, 80.0, 808.0))], 10, 5)[0].sums
     (10.0, 100.0, 1010.0)
     """
     known_levels = {column.name: set(column.levels) for column in server}
@@ -260,7 +260,7 @@ def _test_rows(table: Table) -> NDArray[np.int64]:
     return np.flatnonzero(table.split == "test") if (table.split == "test").any() else training_rows(table)
 
 
-def _columns(site: Description) -> list[Column]:
+def _columns(site: Description) -> list[SheetColumn]:
     return [column.column() for column in site.columns]
 
 
@@ -275,7 +275,7 @@ def _united(
     return mean, std, features
 
 
-def server_columns(table: Table) -> list[Column]:
+def server_columns(table: Table) -> list[SheetColumn]:
     """Columns of the server's table, without numbers of rows; none where it has pictures."""
     if not table.features:
         return []

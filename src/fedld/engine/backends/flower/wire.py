@@ -12,7 +12,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from fedld.data.columns import Column
+from fedld.data.columns import SheetColumn
 from fedld.data.sheet import CATEGORIES
 from fedld.engine.jobs import ClientJob, ClientResult, Count, Seconds
 from fedld.errors import FedLDError, printable
@@ -46,7 +46,7 @@ class Part(BaseModel):
 
 
 class TableColumn(Part):
-    """A column of a table, as `fedld.data.columns.Column`; what is None stays at the site."""
+    """A column of a table, as `fedld.data.columns.SheetColumn`; what is None stays at the site."""
 
     name: Name
     kind: Literal["number", "text", "empty"]
@@ -55,13 +55,13 @@ class TableColumn(Part):
     sums: tuple[Number, Number, Number] | None = None
 
     @classmethod
-    def of(cls, column: Column) -> "TableColumn":
+    def of(cls, column: SheetColumn) -> "TableColumn":
         """As it travels."""
         return cls(**vars(column))
 
-    def column(self) -> Column:
+    def column(self) -> SheetColumn:
         """As it is used."""
-        return Column(**self.model_dump())
+        return SheetColumn(**self.model_dump())
 
     def adds_up(self, rows: int) -> bool:
         """Whether so many training rows can have these sums."""
