@@ -25,6 +25,27 @@ def allowed() -> dict[str, set[str]]:
     return {room: reach | ground | set(rooms) for rooms, reach in names for room in rooms}
 
 
+def parts() -> dict[str, tuple[set[str], set[str]]]:
+    """Parts of rooms, by name: their files or folders (none: the others) and what they may import."""
+    rows = re.findall(
+        r"^\| `(\w+: \w+)` \| (.*?) \| ?(.*?) ?\|$", (HOME / "CONTRIBUTING.md").read_text(), re.M
+    )
+    return {
+        name: (set(re.findall(r"`([\w/]+)`", files)), set(re.findall(r"`(\w+: \w+)`", reach)))
+        for name, files, reach in rows
+    }
+
+
+def part_of(file: str, known: dict[str, tuple[set[str], set[str]]]) -> str | None:
+    """The part of a file of the package, by its longest match; None for a room without parts."""
+    room, _, rest = file.removesuffix(".py").partition("/")
+    own = {name: files for name, (files, _) in known.items() if name.startswith(f"{room}: ")}
+    matches = [(file, name) for name, files in own.items() for file in files]
+    fitting = [(m, name) for m, name in matches if rest == m or (m.endswith("/") and rest.startswith(m))]
+    others = [name for name, files in own.items() if not files]
+    return max(fitting, key=lambda one: len(one[0]))[1] if fitting else next(iter(others), None)
+
+
 def imports(file: Path) -> list[tuple[int, str]]:
     """Line and full name of everything that a file imports, wherever in the file."""
     found = []
@@ -33,11 +54,15 @@ def imports(file: Path) -> list[tuple[int, str]]:
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{file}:{node.lineno}: imports are absolute"
-            names = (
-                [f"fedld.{alias.name}" for alias in node.names] if node.module == "fedld" else [node.module]
-            )
-            found += [(node.lineno, str(name)) for name in names]
+            found += [(node.lineno, _module(str(node.module), alias.name)) for alias in node.names]
     return found
+
+
+def _module(package: str, name: str) -> str:
+    """What `from package import name` imports: a module of a room, or something of a module."""
+    path = PACKAGE.joinpath(*package.split(".")[1:], name)
+    is_module = path.is_dir() or path.with_suffix(".py").is_file() or package == "fedld"
+    return f"{package}.{name}" if package.split(".")[0] == "fedld" and is_module else package
 
 
 def room_of(file: Path) -> str:
@@ -68,6 +93,40 @@ def test_no_room_imports_what_the_map_does_not_allow():
 def test_every_room_is_on_the_map():
     rooms = {room_of(file) for file in PACKAGE.rglob("*.py")} - ABOVE
     assert rooms == set(allowed())
+
+
+def test_no_part_of_a_room_imports_what_its_row_does_not_allow():
+    known, wrong = parts(), []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        here = file.relative_to(PACKAGE).as_posix()
+        for line, name in imports(file):
+            path = name.removeprefix("fedld.").replace(".", "/")
+            target = f"{path}/__init__.py" if (PACKAGE / path).is_dir() else f"{path}.py"
+            own, other = part_of(here, known), part_of(target, known)
+            if not name.startswith("fedld.") or room_of(file) != path.split("/")[0] or own == other:
+                continue
+            if own is not None and other not in known[own][1]:
+                wrong.append(f"{here}:{line} imports {name}")
+    assert wrong == []
+
+
+def test_a_part_is_found_by_its_longest_match():
+    known = parts()
+    files = {
+        "engine/backends/flower/wire.py": "engine: flower",
+        "engine/backends/pool.py": "engine: backends",
+    }
+    files |= {"engine/loop.py": "engine: rounds", "engine/jobs.py": "engine: jobs", "data/table.py": None}
+    assert {file: part_of(file, known) for file in files} == files
+
+
+def test_parts_point_one_way_and_name_files_that_exist():
+    known = parts()
+    assert {name.split(":")[0] for name in known} >= {"engine", "study", "analysis", "config"}
+    for number, (name, (files, reach)) in enumerate(known.items()):
+        room = PACKAGE / name.split(":")[0]
+        assert all((room / file).is_dir() or (room / f"{file}.py").is_file() for file in files), name
+        assert reach <= set(list(known)[:number]), f"{name} imports a part that stands below it"
 
 
 def test_the_map_points_one_way():

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from fedld.aggregation import aggregate
-from fedld.analysis import THRESHOLDS, Evidence, diagnose
-from fedld.analysis.diagnosis.checks import CHECKS
+from fedld.analysis.diagnosis.checks import CHECKS, diagnose
+from fedld.analysis.diagnosis.evidence import Evidence
+from fedld.analysis.diagnosis.thresholds import THRESHOLDS
 from fedld.analysis.participation import Participation
 
 ROOT = Path(__file__).parents[2]

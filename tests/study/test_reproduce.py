@@ -39,7 +39,7 @@ def test_table1_beside_the_papers_numbers(tmp_path):
     assert "$\\pm$" in (tmp_path / "table.tex").read_text()
     assert f"retina-split1,fedbn,1,accuracy,{fedbn['final'][1]}" in (tmp_path / "table.csv").read_text()
     assert (tmp_path / "differences.png").exists()
-    assert (tmp_path / "report.html").exists()
+    assert "<h3>The paper&#39;s numbers (Table 1)</h3>" in (tmp_path / "report.html").read_text()
     rates = {arm: experiment.lr for arm, experiment in planned.studies["retina-split1"].cells}
     assert rates == {"fedavg": 0.05, "fedbn": 0.02}
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from fedld.analysis import Evidence, Finding, diagnose
+from fedld.analysis.diagnosis.checks import diagnose
+from fedld.analysis.diagnosis.evidence import Evidence, Finding
 from fedld.analysis.diagnosis.losses import ADVICE
 from fedld.config.experiment import make_experiment
 from fedld.config.resolve import make_method

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedld.analysis import Evidence, Finding, diagnose
+from fedld.analysis.diagnosis.checks import diagnose
+from fedld.analysis.diagnosis.evidence import Evidence, Finding
 from fedld.analysis.diagnosis.gather import evidence_of
 from fedld.analysis.heterogeneity import image_features
 from fedld.data import Federation

@@ -1,5 +1,10 @@
 """What the paper reports (Tables 1-3): final test accuracy in percent."""
 
+from collections.abc import Sequence
+
+from fedld.records.reader import Run
+from fedld.study.report.tables import PageTable, TableCell
+
 RETINA = ("retina-split1", "retina-split2", "retina-split3")
 
 _COLUMNS = (*RETINA, "covid-fl")
@@ -32,3 +37,22 @@ PAPER: dict[str, dict[str, dict[str, float]]] = {
     "table3": {label: {"retina-50-clients": value} for label, value in _TABLE3.items()},
 }
 """table -> method -> preset -> percent."""
+
+_TITLES = ("Retina split 1", "Retina split 2", "Retina split 3", "COVID-FL")
+
+
+def paper_table(runs: Sequence[Run]) -> PageTable:
+    """Make the report's table of the paper's numbers for the methods of some runs."""
+    names = {run.method: run.label for run in runs}
+    rows = [
+        [TableCell(names[method], names[method]), *(TableCell(f"{value:.2f}", value) for value in values)]
+        for method, values in _TABLE1.items()
+        if method in names
+    ]
+    note = (
+        "Final accuracy (%) as published: Retina and COVID-FL, pretrained ResNet-50, 200 rounds, one seed. "
+        "Other data and another model than here: compare order and distance, not level."
+    )
+    if runs[0].config.get("dataset") in ("retina", "covid-fl"):
+        note = "Final accuracy (%) as published: pretrained ResNet-50, 200 rounds, one seed, no interval."
+    return PageTable("paper", "The paper's numbers (Table 1)", note, ["method", *_TITLES], rows)

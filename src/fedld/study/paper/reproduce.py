@@ -25,7 +25,7 @@ from fedld.study.compare import (
 )
 from fedld.study.grid import run_grid
 from fedld.study.measures import check_primary
-from fedld.study.paper.published import PAPER, RETINA
+from fedld.study.paper.published import PAPER, RETINA, paper_table
 from fedld.study.paper.reproduced import Column, Reproduced
 
 Settings = dict[str, Any]
@@ -113,7 +113,7 @@ def run_plan(
         columns.append(Column(split, plan.splits[split], comparison, paper))
     result = Reproduced(plan.table, plan.title, plan.command, columns)
     result.write(out)
-    write_report([out / split for split in plan.studies], out / "report.html")
+    write_report([out / split for split in plan.studies], out / "report.html", tables=[paper_table])
     return result
 
 

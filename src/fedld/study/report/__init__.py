@@ -8,18 +8,30 @@ from fedld.errors import FedLDError
 from fedld.records.reader import StudyRecords, read
 from fedld.records.writer import write_atomically
 from fedld.study.measures import check_primary, measures_of
-from fedld.study.report.build import build, compare_groups
+from fedld.study.report.build import MakeTable, build, compare_groups
 from fedld.study.report.page import render
 
 __all__ = ["write_comparisons", "write_figures", "write_report"]
 
 
-def write_report(paths: Sequence[Path], out: Path, primary: str | None = None) -> None:
-    """Write the page of some runs and studies; `primary` is the measure that decides."""
+def write_report(
+    paths: Sequence[Path], out: Path, primary: str | None = None, tables: Sequence[MakeTable] = ()
+) -> None:
+    """Write the page of some runs and studies.
+
+    Args:
+        paths: their directories.
+        out: the page.
+        primary: the measure that decides; default: the study's.
+        tables: makers of further tables beside the comparison.
+
+    Raises:
+        FedLDError: the page cannot be written.
+    """
     study = _read(paths, primary)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)  # before the drawing, which takes its time
-        write_atomically(out, render(study, build(study)).encode())
+        write_atomically(out, render(study, build(study, tables)).encode())
     except OSError as error:
         raise FedLDError(f"cannot write '{out}': {error.strerror}") from None
 

@@ -26,7 +26,6 @@ from fedld.study.report.tables import (
     comparison_table,
     cost_table,
     environment_table,
-    paper_table,
     settings_table,
     sites_table,
     target_table,
@@ -82,10 +81,21 @@ class Group:
                 yield block
 
 
-def build(study: StudyRecords) -> list[Group]:
-    """One group for every setting."""
-    compared = compare_groups(study)
-    return [_group(f"group-{k + 1}", comparison, runs) for k, (comparison, runs) in enumerate(compared)]
+MakeTable = Callable[[Sequence[Run]], PageTable]
+
+
+def build(study: StudyRecords, tables: Sequence[MakeTable] = ()) -> list[Group]:
+    """Make one group for every setting.
+
+    Args:
+        study: the runs.
+        tables: makers of further tables, which stand beside the comparison: numbers of other sources.
+    """
+    groups = []
+    for k, (comparison, runs) in enumerate(compare_groups(study)):
+        further = [make(runs) for make in tables]
+        groups.append(_group(f"group-{k + 1}", comparison, runs, further))
+    return groups
 
 
 def compare_groups(study: StudyRecords) -> list[tuple[Comparison, list[Run]]]:
@@ -117,7 +127,7 @@ def setting_title(run: Run) -> str:
     return clean(", ".join([*parts, str(c.get("model", "unknown model")), f"{c.get('rounds', '?')} rounds"]))
 
 
-def _group(key: str, comparison: Comparison, runs: list[Run]) -> Group:
+def _group(key: str, comparison: Comparison, runs: list[Run], further: Sequence[PageTable]) -> Group:
     styles = looks(list(by_label(runs)))
     curve = comparison.shown
     others = [measure for measure in curves(runs) if measure.name != curve.name]
@@ -138,7 +148,7 @@ def _group(key: str, comparison: Comparison, runs: list[Run]) -> Group:
         top.append(_part("Which loss term explains it", needs_terms, lambda: _explain(comparison)))
     sections = [
         Section("comparison", "Comparison", [
-            comparison_table(comparison, styles), *([paper_table(runs)] if classified else []),
+            comparison_table(comparison, styles), *further,
         ]),
         Section("cases", "Cases", _cases(comparison, runs, styles)),
         Section("curves", "Other measures over rounds", [

@@ -1,4 +1,4 @@
-"""Tables of the report: comparison, the paper's numbers, costs, settings."""
+"""Tables of the report: comparison, costs, settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,15 +11,10 @@ from fedld.records.reader import Run, by_label, clean, longest_run
 from fedld.records.schema import RoundColumn
 from fedld.study.comparison import Comparison, Standing
 from fedld.study.formats import spread
-from fedld.study.paper.published import PAPER as REPORTED
 from fedld.study.report.chart import Look
 from fedld.study.report.clients import fairness
 from fedld.study.sites import measured_at_sites
 from fedld.study.verdict import signed
-
-# Table 1 of the paper: final test accuracy (%), ImageNet-pretrained ResNet-50, 200 rounds.
-PAPER_COLUMNS = ("Retina split 1", "Retina split 2", "Retina split 3", "COVID-FL")
-PAPER = {label: tuple(row.values()) for label, row in REPORTED["table1"].items()}
 
 
 @dataclass(frozen=True)
@@ -116,23 +111,6 @@ def p_value(p: float | None, *, good: bool) -> TableCell:
         return TableCell("–")
     tone = ("good" if good else "bad") if p < 0.05 else ""
     return TableCell("< 0.001" if p < 0.001 else f"{p:.3f}", p, tone=tone)
-
-
-def paper_table(runs: Sequence[Run]) -> PageTable:
-    """The paper's numbers for the methods compared here."""
-    names = {run.method: run.label for run in runs}
-    rows = [
-        [TableCell(names[m], names[m]), *(TableCell(f"{v:.2f}", v) for v in PAPER[m])]
-        for m in PAPER
-        if m in names
-    ]
-    note = (
-        "Final accuracy (%) as published: Retina and COVID-FL, pretrained ResNet-50, 200 rounds, one seed. "
-        "Other data and another model than here: compare order and distance, not level."
-    )
-    if runs[0].config.get("dataset") in ("retina", "covid-fl"):
-        note = "Final accuracy (%) as published: pretrained ResNet-50, 200 rounds, one seed, no interval."
-    return PageTable("paper", "The paper's numbers (Table 1)", note, ["method", *PAPER_COLUMNS], rows)
 
 
 def cost_table(runs: Sequence[Run]) -> PageTable:
