@@ -260,6 +260,8 @@ private_heads() {
                 for clip in ${CLIPS:-1 10}; do
                     rates="0.01 0.03 0.1 0.3"
                     [ $clip = 1 ] || rates="0.001 0.003 0.01 0.03"
+                    [ $on != covid ] || rates="0.1 0.3 1 3"
+                    [ $on$clip != covid10 ] || rates="0.01 0.03 0.1 0.3"
                     trials="$trials$(private_trial $on epsilon$level $clip "$rates" --dp epsilon=$level,delta=1e-5,clip=$clip)
 "
                 done
