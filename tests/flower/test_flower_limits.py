@@ -69,7 +69,8 @@ def ask(monkeypatch, tmp_path, digits, rare):
         content = pack(Answer(), **sent)
         content.config_records["part"]["json"] = json.dumps(order)
         answer = site_module.app(Message(content, 1, "train"), context).content
-        return SimpleNamespace(**vars(unpack(Answer, answer)), message=tree(answer, "message"))
+        trees = {name: tree(answer, name) for name in ("message", "update")}
+        return SimpleNamespace(**vars(unpack(Answer, answer)), **trees)
 
     return ask
 
@@ -378,8 +379,50 @@ def test_under_its_policy_a_site_works_and_small_counts_stay(ask, tmp_path):
         assert words in lines
     file.write_text('updates = "summed"\nmodels_to_sites = false\nepsilon = 2.0')
     lines = "\n".join(read_policy(file).lines())
-    assert "no update but in a secure sum; nothing is trained without differential privacy" in lines
+    assert "no update but in a secure sum; nothing is trained without differential privacy, at most" in lines
     assert "no model to other sites" in lines
+
+
+PRIVATE = 'dp = "epsilon=8,delta=1e-5,clip=1"\nclient_losses = false\nlocal_steps = 1\nrounds = 2'
+
+
+def test_a_repeated_private_order_has_other_noise_and_is_counted_again(ask, tmp_path):
+    pytest.importorskip("opacus")
+    run = uuid4().hex
+    updates = [ask(PRIVATE, [TRAIN], run=run).update["update"] for _ in range(2)]
+    assert not updates[0].equal(updates[1])
+    lines = (tmp_path / "alpha/privacy.jsonl").read_text().splitlines()
+    assert [json.loads(line)["run"] for line in lines] == [run, run]
+
+
+def test_the_sites_own_budget_ends_its_part_in_all_runs(ask, tmp_path):
+    """Every order is done by a new process at a site, so this is also what holds after a restart."""
+    pytest.importorskip("opacus")
+    (tmp_path / "alpha").mkdir()
+    (tmp_path / "alpha/policy.toml").write_text("epsilon = 9.0")
+    assert ask(PRIVATE, [TRAIN], policy=True).error is None
+    more = PRIVATE.replace("rounds = 2", "rounds = 1")  # a server that asks for less noise than it may
+    refused = "the privacy budget of this site is epsilon 9 (delta 1e-05)"
+    assert refused in ask(more, [TRAIN], policy=True).error
+    assert len((tmp_path / "alpha/privacy.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "jobs", "reason"),
+    [
+        (PRIVATE, [TRAIN, LOSS], "tells nothing else of its training images"),
+        (PRIVATE, [PREPARE], "tells nothing else of its training images"),
+        (PRIVATE.replace("client_losses = false", ""), [TRAIN], "losses on training samples have no epsilon"),
+        (PRIVATE + '\nmodel = "resnet8"', [TRAIN], "BatchNorm mixes the samples"),
+        ("client_losses = false", [LOSS], "it trains with differential privacy only"),
+    ],
+)
+def test_what_has_no_epsilon_is_refused_by_the_site_itself(ask, tmp_path, settings, jobs, reason):
+    pytest.importorskip("opacus")
+    (tmp_path / "alpha").mkdir()
+    (tmp_path / "alpha/policy.toml").write_text("epsilon = 9.0")
+    assert reason in ask(settings, jobs, policy=True).error
+    assert not (tmp_path / "alpha/privacy.jsonl").exists()
 
 
 def test_an_order_for_another_site_is_refused(ask):

@@ -208,10 +208,13 @@ class Experiment(BaseModel):
     dp: str | None = setting(
         "training",
         None,
-        "differential privacy of clients' records, on one machine: epsilon=4,delta=1e-5,clip=1",
+        "differential privacy of clients' records: epsilon=4,delta=1e-5,clip=1",
+        travels=True,
     )
     dp_budget: Positive | None = setting(
-        "training", None, "epsilon that each client may spend over all runs that share dp_ledger"
+        "training",
+        None,
+        "on one machine: epsilon that each client may spend over all runs that share dp_ledger",
     )
     dp_ledger: Path | None = setting(
         "training", None, "folder in which every client's spent privacy budget is kept, over all runs"

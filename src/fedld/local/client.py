@@ -92,6 +92,7 @@ class LocalClient:
         training_samples: samples used in this round; the others are held out for measuring.
         most_steps: bound on all training of the round.
         smallest_class: nothing is sent by itself about a class with fewer samples.
+        private_seed: secret seed of the noise and batches of private steps; None for the run's seed.
     """
 
     name: str
@@ -113,6 +114,7 @@ class LocalClient:
     calls: int = 0
     most_steps: int | None = None
     smallest_class: int = 1
+    private_seed: int | None = None
 
     def __post_init__(self) -> None:
         self.incoming = self.flat.vector.clone()
@@ -303,7 +305,7 @@ class LocalClient:
         self, private: PrivateSteps, loss: Loss, batch: Batch, decay: Callable[[], None] | None
     ) -> Tensor:
         """Noisy gradient of a batch, left in the flat model; its loss is not told."""
-        generator = torch_generator(self.seed, "private noise", self.round, self.name, self.steps)
+        generator = self._private_generator("noise", self.steps)
 
         def of_sample(logits: Tensor, images: Tensor, labels: Tensor) -> Tensor:
             return loss(self.context(images, labels).with_logits(logits))
@@ -313,11 +315,15 @@ class LocalClient:
             decay()
         return torch.tensor(torch.nan)
 
+    def _private_generator(self, purpose: str, *step: int) -> torch.Generator:
+        """Make the generator of noise or batches: of a secret seed, or of the run's where it is repeated."""
+        seed = self.seed if self.private_seed is None else self.private_seed
+        return torch_generator(seed, f"private {purpose}", self.round, self.name, *step)
+
     def _batches(self, epochs: int | None) -> Iterator[Batch]:
         """The batches of as many epochs as the caller wants, else of the set epochs or steps."""
         if (private := self.training.private) is not None:
-            generator = torch_generator(self.seed, "private batches", self.round, self.name)
-            return private.batches(self.samples, generator)
+            return private.batches(self.samples, self._private_generator("batches"))
         if epochs is None and self.training.steps is not None:
             return islice(self._epochs(count()), self.training.steps)
         return self._epochs(range(self.training.epochs if epochs is None else epochs))

@@ -8,7 +8,8 @@ updates = "visible"                   # or "summed": updates leave in secure sum
 models_to_sites = true                # whether other sites may get this site's models (decompose)
 smallest_count = 50                   # smallest number of images of which anything is told
 max_rounds = 100                      # most rounds of a run
-epsilon = 4.0                         # privacy budget: train with differential privacy only
+epsilon = 4.0                         # privacy budget of all runs: train with differential privacy only
+delta = 1e-5                          # at which the budget is counted
 """
 
 import tomllib
@@ -40,6 +41,7 @@ class Request:
     rounds: int
     trains: bool
     decomposes: bool
+    measures: bool = False
     secure: bool = False
     private: bool = False
 
@@ -57,6 +59,7 @@ class Policy:
     smallest_count: Annotated[int, Field(ge=2)] = 50
     max_rounds: Annotated[int, Field(ge=1)] = 1000
     epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
     def check(self, asked: Request) -> None:
         """Refuse what the policy does not allow.
@@ -81,7 +84,7 @@ class Policy:
             yield "its models do not go to other sites, so the loss is not decomposed"
         if asked.trains and self.updates == "summed" and not asked.secure:
             yield "its updates leave in secure sums only"
-        if asked.trains and self.epsilon is not None and not asked.private:
+        if (asked.trains or asked.measures) and self.epsilon is not None and not asked.private:
             yield f"it trains with differential privacy only (epsilon at most {self.epsilon:g})"
 
     def lines(self) -> Iterator[str]:
@@ -95,7 +98,10 @@ class Policy:
         if self.updates == "summed":
             updates = "no update but in a secure sum"
         if self.epsilon is not None:
-            updates += "; nothing is trained without differential privacy"
+            updates += (
+                f"; nothing is trained without differential privacy, at most epsilon {self.epsilon:g} "
+                f"(delta {self.delta:g}) over all runs"
+            )
         yield "under this policy leave:"
         yield f"  {updates}"
         yield f"  numbers, losses and features of at least {self.smallest_count} images of a class"

@@ -7,6 +7,7 @@ image is bounded, and means are rounded.
 """
 
 import math
+import secrets
 from dataclasses import replace
 
 import numpy as np
@@ -98,6 +99,8 @@ class SiteWorker(Worker):
         client = super()._client(job)
         client.most_steps = self.limits.most_steps(client.training.batch_size, len(client.samples))
         client.smallest_class = self.limits.min_images
+        # Fresh for every training: if an order is repeated, noise that is drawn again must be another.
+        client.private_seed = secrets.randbits(63)
         return client
 
     def tally(self, logits: Tensor, labels: Tensor) -> Tally:

@@ -175,7 +175,8 @@ class Orders:
         self._check_message(job, message)
         row.zero_()
         layout.set_shared(row, update)
-        metrics = torch.tensor(list(trained.metrics.values()))
+        untold = {"train_loss"} if self.setup.private else set()
+        metrics = torch.tensor([value for key, value in trained.metrics.items() if key not in untold])
         finite = all(map(_finite, (update, *message.values(), metrics)))
         return replace(trained, message=message, finite=finite)
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedld import __version__
 from fedld.aggregation import Vote
@@ -45,6 +45,7 @@ from fedld.engine.backends.flower.federation import (
     training_rows,
 )
 from fedld.engine.backends.flower.limits import Limits, QuotaError
+from fedld.engine.backends.flower.site_privacy import SitePrivacy, check_jobs, measures_records
 from fedld.engine.backends.flower.wire import (
     Answer,
     Order,
@@ -79,6 +80,7 @@ from fedld.engine.jobs import (
 )
 from fedld.engine.memory import peak_memory
 from fedld.engine.network import divided, make_layout
+from fedld.engine.private import private_steps
 from fedld.engine.setup import features_for, for_task
 from fedld.engine.states import StateStore
 from fedld.errors import FedLDError
@@ -214,6 +216,7 @@ class Site:
         self.setup = replace(
             setup, features=features_for(setup, trunk, print, quota=self.limits.cache_gb * 1e9)
         )
+        self.privacy = self._privacy(context, model)
         if order.canary:
             few = federation.client(self.name).train[: 2 * experiment.batch_size]
             clients = (Client(self.name, few, few[:0]),)
@@ -234,8 +237,20 @@ class Site:
                 rounds=experiment.rounds,
                 trains=any(isinstance(job, PrepareJob | TrainJob) for job in self.order.jobs),
                 decomposes=experiment.decompose > 0,
+                measures=measures_records(self.order.jobs),
+                private=bool(experiment.dp),
             )
         )
+
+    def _privacy(self, context: Context, model: nn.Module) -> SitePrivacy | None:
+        """The site's noise and budget, where the run has an epsilon that is proved for this order."""
+        setup = self.setup
+        if not setup.experiment.dp:
+            return None
+        check_jobs(self.order.jobs)
+        steps = private_steps(setup.experiment, setup.method, model, setup.federation)
+        self.setup = replace(setup, private=steps)
+        return SitePrivacy(steps=steps[self.name], folder=_states(context), policy=_policy(context))
 
     def _set_aside(self, federation: Federation, fraction: float) -> Federation:
         """Validation images, drawn by the site itself; one with few images trains on all and has no say.
@@ -255,6 +270,8 @@ class Site:
         if self.order.canary:
             return Answer(rehearsal=self._rehearse(content)), {}
         self.budget.spend(self.order, {name: tree(content, name) for name in tree_names(content)})
+        if self.privacy is not None:
+            self.privacy.spend(self.order.run, self.order.jobs)
         results, trees = self._work(content)
         return Answer(results=[asdict(self._leaving(result)) for result in results]), trees
 
