@@ -146,7 +146,7 @@ def aggregate(
         rule,
         grams.K.sum(axis=0),
         p,
-        step.found,
+        step.alignment_to_mean,
         precision,
         clients=kept,
         rejected=rejected,
@@ -202,7 +202,7 @@ class Step:
     """What a rule made of it; `halves` are the coefficients that the halves of a sketch would give."""
 
     update: torch.Tensor
-    found: Alignment
+    alignment_to_mean: Alignment
     c: Array
     halves: list[Array]
     trial: Trial | None = None
@@ -220,13 +220,13 @@ def _step(rule: Rule, problem: Problem, trial: Trial | None, propose: bool) -> S
         if trial is None and not propose:
             raise FedLDError(f"the rule '{rule.name}' asks clients: use it in an experiment")
         index, length = rule.pairs()[0 if trial is None else trial.chosen]
-        asked = range(len(bases)) if trial is None else [index]
-        directions = {k: problem.coefficients(bases[k], K) for k in asked}
+        indices = range(len(bases)) if trial is None else [index]
+        directions = {k: problem.coefficients(bases[k], K) for k in indices}
         basis = {k: problem.combine(c) for k, c in directions.items()}
         proposed = rule.propose(torch.stack([*basis.values()])) if trial is None else None
         c = length * directions[index]
         others = [length * problem.coefficients(bases[index], half) for half in halves]
         return Step(length * basis[index], alignment(K, c), c, others, trial, proposed)
     assert isinstance(rule, CoordinateRule)
-    update, found = coordinates(problem.source, rule, problem.p, problem.keep, problem.block)
-    return Step(update, found, np.empty((0, len(problem.p))), [])
+    update, alignment_to_mean = coordinates(problem.source, rule, problem.p, problem.keep, problem.block)
+    return Step(update, alignment_to_mean, np.empty((0, len(problem.p))), [])

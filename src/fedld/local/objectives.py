@@ -101,9 +101,9 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
     >>> margin(torch.tensor([[3.0, 1.0]]), torch.tensor([0]))
     tensor([2.])
     """
-    own = F.one_hot(labels, logits.shape[1]).bool()
-    others = logits.masked_fill(own, -torch.inf)
-    return logits[own] - torch.logsumexp(others, 1)
+    is_label = F.one_hot(labels, logits.shape[1]).bool()
+    others = logits.masked_fill(is_label, -torch.inf)
+    return logits[is_label] - torch.logsumexp(others, 1)
 
 
 OBJECTIVES: dict[str, Objective] = {

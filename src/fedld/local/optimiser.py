@@ -133,13 +133,13 @@ class Optimiser:
 
     def moments(self) -> Tree:
         """The moments as flat tensors, for a client that keeps them."""
-        found: Tree = {}
+        moments: Tree = {}
         for name in ("mean", "square"):
             pieces = [t for part in self.parts for t in getattr(part, name) if t is not None]
-            found |= {name: torch.cat(pieces)} if pieces else {}
+            moments |= {name: torch.cat(pieces)} if pieces else {}
         if self.settings.adaptive:
-            found["steps"] = torch.stack([step for part in self.parts for step in part.steps])
-        return found
+            moments["steps"] = torch.stack([step for part in self.parts for step in part.steps])
+        return moments
 
     def _load(self, moments: Tree) -> None:
         sizes = [len(weights) for part in self.parts for weights in part.weights]

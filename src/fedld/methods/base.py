@@ -402,10 +402,10 @@ class Method:
     def _compared(self, replies: Replies) -> Aggregate:
         """An empty update, and a report that tells how far the clients' steps lie apart."""
         steps = replies.updates[:, : replies.layout.trainable]
-        found = aggregate(
+        compared = aggregate(
             steps, replies.sizes, self.rule, weights=replies.client_weights, clients=replies.clients
         )
-        return replace(found, update=replies.gradients.sum(0))
+        return replace(compared, update=replies.gradients.sum(0))
 
     def aggregate(self, replies: Replies) -> Aggregate:
         """Apply the rule to the clients' updates.

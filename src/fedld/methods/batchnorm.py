@@ -31,8 +31,8 @@ class FedBN(Method):
     def client_update(self, client: LocalClient) -> Reply:
         """FedAvg's, with a copy of the client's BatchNorm."""
         client.train(self.loss)
-        own = client.layout.private_parameters(client.weights).clone()
-        return client.reply(message={"batchnorm": own} if len(own) else {})
+        parameters = client.layout.private_parameters(client.weights).clone()
+        return client.reply(message={"batchnorm": parameters} if len(parameters) else {})
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
         """FedAvg's step on the rest; the global model has the mean BatchNorm of this round's clients."""

@@ -52,15 +52,17 @@ class Matching:
 
     def add(self, j: int) -> None:
         """Assign all neurons of client j at once (Hungarian)."""
-        own = self.neurons[j]
+        client_neurons = self.neurons[j]
         chosen = (
-            scipy.optimize.linear_sum_assignment(-self.gains(j))[1] if len(self.sums) else np.arange(len(own))
+            scipy.optimize.linear_sum_assignment(-self.gains(j))[1]
+            if len(self.sums)
+            else np.arange(len(client_neurons))
         )
         fresh = np.sort(chosen[chosen >= len(self.sums)])
         places = np.where(chosen < len(self.sums), chosen, len(self.sums) + np.searchsorted(fresh, chosen))
-        self.sums = np.vstack([self.sums, np.zeros((len(fresh), own.shape[1]))])
+        self.sums = np.vstack([self.sums, np.zeros((len(fresh), client_neurons.shape[1]))])
         self.counts = np.append(self.counts, np.zeros(len(fresh)))
-        self.sums[places] += own
+        self.sums[places] += client_neurons
         self.counts[places] += 1
         self.assignment[j] = places
 

@@ -45,15 +45,17 @@ class CCVR(Method):
     @torch.no_grad()
     def prepare(self, client: LocalClient) -> Tree:
         """Counts (C,), means (C, F) and covariances (C, F, F) of the client's features by class."""
-        model, found = as_model(client.model), client.embedded()
-        features, labels = torch.cat([f.double() for f, _ in found]), torch.cat([y for _, y in found])
+        model, batches = as_model(client.model), client.embedded()
+        features, labels = torch.cat([f.double() for f, _ in batches]), torch.cat([y for _, y in batches])
         classes, width = model.head.weight.shape
         counts, means = features.new_zeros(classes), features.new_zeros(classes, width)
         covariances = features.new_zeros(classes, width, width)
         for c in client.disclosed(torch.bincount(labels)).nonzero().flatten().tolist():
-            own = features[labels == c]
-            counts[c], means[c] = len(own), own.mean(0)
-            covariances[c] = (own - means[c]).T @ (own - means[c]) / max(len(own) - 1, 1)
+            class_features = features[labels == c]
+            counts[c], means[c] = len(class_features), class_features.mean(0)
+            covariances[c] = (
+                (class_features - means[c]).T @ (class_features - means[c]) / max(len(class_features) - 1, 1)
+            )
         return {"counts": counts, "means": means, "covariances": covariances}
 
     def calibrate(self, server: Server, messages: Messages) -> Server:

@@ -170,11 +170,11 @@ class ClosedForm(SumsMethod):
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
         """Choose by the summed errors, and solve."""
         combined = self.aggregate(replies)
-        told = [m for m in replies.messages if "errors" in m]
-        if not told or "moments" not in server.extra:
+        messages = [m for m in replies.messages if "errors" in m]
+        if not messages or "moments" not in server.extra:
             return server, combined
         problem = self.problem(server.extra)
-        errors, losses = (sum_of([message[key] for message in told]) for key in ("errors", "losses"))
+        errors, losses = (sum_of([message[key] for message in messages]) for key in ("errors", "losses"))
         lam, temperature = self.choose(problem, errors, losses)
         weight, bias = problem.head(*self.solve(problem, lam))
         names = head_of(replies.layout)

@@ -32,8 +32,8 @@ class FedDisco(Method):
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
         """FedAvg's, with the weights of this round's clients changed."""
-        found = replies.stack("discrepancy")
-        share = found / found.sum() if found.any() else found
+        discrepancies = replies.stack("discrepancy")
+        share = discrepancies / discrepancies.sum() if discrepancies.any() else discrepancies
         weights = replies.p - self.a * share + self.b
         return super().server_update(server, replies.weighted(weights if weights.gt(0).any() else replies.p))
 

@@ -62,8 +62,8 @@ class FedIIR(Method):
         common = client.message.get("gm")
 
         def invariant(context: Context) -> Tensor:
-            value, own = self.head_gradient(context)
-            return value if common is None else value + self.gamma * (own - common).square().sum()
+            value, gradient = self.head_gradient(context)
+            return value if common is None else value + self.gamma * (gradient - common).square().sum()
 
         client.train(invariant)
         return client.reply(message=message)

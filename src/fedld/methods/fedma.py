@@ -61,16 +61,19 @@ class FedMA(NeuronMatching):
     def orders(self, server: Server, clients: Sequence[Sequence[Layer]]) -> list[list[Permutation]]:
         """From the input upwards: each layer is matched with its inputs already in the common order."""
         frozen, depth = int(server.extra["frozen"]), len(clients[0]) - 1
-        found: list[list[Permutation]] = [[] for _ in clients]
+        orders_by_client: list[list[Permutation]] = [[] for _ in clients]
         for level in range(depth):
             stack = [client[level] for client in clients]
-            neurons = [self._neurons(layer, own[-1:]) for layer, own in zip(stack, found, strict=True)]
+            neurons = [
+                self._neurons(layer, client_orders[-1:])
+                for layer, client_orders in zip(stack, orders_by_client, strict=True)
+            ]
             orders = [np.arange(len(stack[0].bias))] * len(clients)
             if level >= frozen and len(clients) > 1:
                 orders = self._match(neurons, level)
-            for own, order in zip(found, orders, strict=True):
-                own.append(order)
-        return found
+            for client_orders, order in zip(orders_by_client, orders, strict=True):
+                client_orders.append(order)
+        return orders_by_client
 
     def _neurons(self, layer: Layer, inputs: Sequence[Permutation]) -> np.ndarray:
         weight = layer.weight[:, inputs[0]] if inputs else layer.weight
@@ -88,7 +91,7 @@ class FedMA(NeuronMatching):
         """FedAvg's step, class by class in the last layer; one more layer is frozen, or all are set free."""
         update, shares = update.clone(), class_shares(replies).to(update)
         for entry in pairs(replies.layout)[-1]:
-            rows = torch.stack([entry.view(own) for own in replies.updates])
+            rows = torch.stack([entry.view(update) for update in replies.updates])
             entry.view(update).copy_(torch.einsum("mc,mc...->c...", shares, rows))
         frozen = (server.extra["frozen"] + 1) % server.extra["layers"]
         return super().step(replace(server, extra={**server.extra, "frozen": frozen}), replies, update)

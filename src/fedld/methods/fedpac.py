@@ -73,9 +73,10 @@ class FedPAC(Method):
             return self.objective.loss(context) + self.lam * pull
 
         client.train(aligned, only=body)
-        found = by_class(client)
-        own = client.layout.private_parameters(client.weights).clone()
-        message = {"h": h, "v": v, "head": own, "counts": found.counts, "prototypes": found.means}
+        class_features = by_class(client)
+        head = client.layout.private_parameters(client.weights).clone()
+        message = {"h": h, "v": v, "head": head, "counts": class_features.counts}
+        message["prototypes"] = class_features.means
         return client.reply(message=message)
 
     @staticmethod
@@ -107,12 +108,12 @@ class FedPAC(Method):
         return {"prototypes": torch.where(total[:, None] > 0, new, old), "known": torch.maximum(known, seen)}
 
 
-def statistics(found: ClassFeatures) -> tuple[Tensor, Tensor]:
+def statistics(class_features: ClassFeatures) -> tuple[Tensor, Tensor]:
     """h_k = py_k mu_k and v = (sum_k py_k E|f|^2_k - sum_k |h_k|^2) / n, the variance of the mean."""
-    n = found.counts.sum()
-    share = found.counts / n
-    h = share[:, None] * found.means
-    return h, (share @ found.squares - h.square().sum()) / n
+    n = class_features.counts.sum()
+    share = class_features.counts / n
+    h = share[:, None] * class_features.means
+    return h, (share @ class_features.squares - h.square().sum()) / n
 
 
 def head_mixtures(replies: Replies) -> Tensor:

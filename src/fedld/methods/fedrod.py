@@ -51,7 +51,7 @@ class FedRoD(Method):
         """The objective of the generic logits, and CE of both heads together for the personal one."""
         features, head = context.features, as_model(context.model).head
         generic = F.linear(features, head.weight, head.bias)
-        own = context.model.get_submodule(PERSONAL)(features.detach())
-        both = context.with_logits(generic.detach() + own)
+        personal_logits = context.model.get_submodule(PERSONAL)(features.detach())
+        both = context.with_logits(generic.detach() + personal_logits)
         value = self.objective.loss(context.with_logits(generic))
         return value + F.cross_entropy(both.logits, context.labels)

@@ -34,21 +34,21 @@ class GAMF(NeuronMatching):
         soft = [_start(clients[0], widths, i) for i in range(len(clients))]
         mean: Sequence[Layer] = clients[0]
         for tau in np.geomspace(self.tau, self.tau_min, self.steps):
-            for own, P in zip(clients[1:], soft[1:], strict=True):
+            for layers, P in zip(clients[1:], soft[1:], strict=True):
                 for level in range(len(widths) - 1):
-                    M = affinity(own, P, mean, level)
+                    M = affinity(layers, P, mean, level)
                     P[level + 1] = sinkhorn(M / M.abs().max().clamp(min=1e-30) / tau, self.iterations)
-            mean = _mean([aligned(own, P) for own, P in zip(clients, soft, strict=True)])
+            mean = _mean([aligned(layers, P) for layers, P in zip(clients, soft, strict=True)])
         hard = [[scipy.optimize.linear_sum_assignment(-p.T.numpy())[1] for p in P[1:-1]] for P in soft]
-        return [[np.asarray(order, dtype=np.int64) for order in own] for own in hard]
+        return [[np.asarray(order, dtype=np.int64) for order in orders] for orders in hard]
 
 
-def affinity(own: Sequence[Layer], P: Sequence[Tensor], mean: Sequence[Layer], level: int) -> Tensor:
+def affinity(layers: Sequence[Layer], P: Sequence[Tensor], mean: Sequence[Layer], level: int) -> Tensor:
     """M[o, c]: likeness of the client's channel o and the common channel c by what goes in and comes out.
 
     P[l] takes the inputs of layer l to the common order and P[l + 1] its outputs.
     """
-    here, above = own[level], own[level + 1]
+    here, above = layers[level], layers[level + 1]
     incoming = torch.einsum("oik,id->odk", here.weight, P[level])
     outgoing = torch.einsum("qok,qr->rok", above.weight, P[level + 2])
     return (
@@ -70,11 +70,11 @@ def sinkhorn(scores: Tensor, iterations: int) -> Tensor:
     return scores.exp()
 
 
-def aligned(own: Sequence[Layer], P: Sequence[Tensor]) -> list[Layer]:
+def aligned(layers: Sequence[Layer], P: Sequence[Tensor]) -> list[Layer]:
     """The client's network in the common order, as far as the soft assignments know it."""
     return [
         Layer(torch.einsum("oc,oik,id->cdk", P[i + 1], layer.weight, P[i]), layer.bias @ P[i + 1])
-        for i, layer in enumerate(own)
+        for i, layer in enumerate(layers)
     ]
 
 
@@ -88,8 +88,8 @@ def _mean(stacks: Sequence[Sequence[Layer]]) -> list[Layer]:
 def _start(reference: Sequence[Layer], widths: Sequence[int], client: int) -> list[Tensor]:
     """Inputs and classes are in order; of hidden channels nothing is known, save for the first client."""
 
-    def known(size: int) -> Tensor:
+    def identity(size: int) -> Tensor:
         return torch.eye(size, dtype=torch.float64)
 
-    hidden = [known(w) if client == 0 else torch.full_like(known(w), 1 / w) for w in widths[:-1]]
-    return [known(reference[0].weight.shape[1]), *hidden, known(widths[-1])]
+    hidden = [identity(w) if client == 0 else torch.full_like(identity(w), 1 / w) for w in widths[:-1]]
+    return [identity(reference[0].weight.shape[1]), *hidden, identity(widths[-1])]

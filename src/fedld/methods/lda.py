@@ -44,12 +44,12 @@ class LDA(ClosedForm):
         Without an image d from its class mean, n_c and n fall by one, the mean moves by -d / (n_c - 1) and S
         loses n_c / (n_c - 1) dd'.
         """
-        n, own = plan["counts"].sum(), plan["counts"][labels].clamp(min=2)
+        n, class_counts = plan["counts"].sum(), plan["counts"][labels].clamp(min=2)
         inverse = (n - 1) / (plan["values"] + plan["candidates"][k])
         d = z - plan["means"][labels]
-        rate = (own / (own - 1) / (n - 1))[:, None]
+        rate = (class_counts / (class_counts - 1) / (n - 1))[:, None]
         truth = F.one_hot(labels, len(plan["counts"])).to(z)
-        moved = truth / (own - 1)[:, None]  # of class c's mean, along -d
+        moved = truth / (class_counts - 1)[:, None]  # of class c's mean, along -d
 
         whitened, means = z * inverse, plan["means"]
         dd = (d.square() @ inverse)[:, None]

@@ -82,9 +82,9 @@ def client_sums(
     return {"moments": moments.to(dtype), "targets": (X.T @ Y).to(dtype)}
 
 
-def added(known: Tree, messages: Sequence[Tree]) -> Tree:
-    """Add clients' sums to what is known; a message without sums adds nothing."""
-    parts = [message for message in (known, *messages) if "moments" in message]
+def added(earlier: Tree, messages: Sequence[Tree]) -> Tree:
+    """Add clients' sums to earlier ones; a message without sums adds nothing."""
+    parts = [message for message in (earlier, *messages) if "moments" in message]
     return {key: sum_of([part[key].double() for part in parts]) for key in ("moments", "targets") if parts}
 
 

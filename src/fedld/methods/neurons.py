@@ -61,12 +61,12 @@ def pairs(layout: Layout) -> list[tuple[Entry, Entry]]:
 
 def layers(layout: Layout, vector: Tensor) -> list[Layer]:
     """A plain network as a list of layers, in float64."""
-    found: list[Layer] = []
+    layers: list[Layer] = []
     for weight, bias in pairs(layout):
         view = weight.view(vector).double()
-        inputs = len(found[-1].bias) if found else weight.shape[1]
-        found.append(Layer(view.reshape(len(view), inputs, -1), bias.view(vector).double()))
-    return found
+        inputs = len(layers[-1].bias) if layers else weight.shape[1]
+        layers.append(Layer(view.reshape(len(view), inputs, -1), bias.view(vector).double()))
+    return layers
 
 
 def rearranged(layout: Layout, vector: Tensor, orders: Sequence[Permutation]) -> Tensor:

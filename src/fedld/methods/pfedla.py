@@ -73,14 +73,19 @@ class PFedLA(Method):
 
     def _descend(self, extra: Tree, row: int, change: Tensor) -> Tree:
         """One step on <mixture, theta - theta'>, whose gradient in the hypernetwork is J'(theta - theta')."""
-        own = {key: extra[key][row].clone().requires_grad_() for key in ("v", "w1", "w2")}
-        products = torch.zeros_like(own["w2"][:, :, 0])  # [l, j]: <theta_j, theta - theta'> within layer l
+        hypernetwork = {key: extra[key][row].clone().requires_grad_() for key in ("v", "w1", "w2")}
+        products = torch.zeros_like(
+            hypernetwork["w2"][:, :, 0]
+        )  # [l, j]: <theta_j, theta - theta'> within layer l
         for layer, span in spans(extra):
             if span.stop <= len(change):
                 products[layer] += (extra["models"][:, span] @ change[span]).to(products.dtype)
-        inner = (alpha(own, extra["seen"]) * products).sum()
-        slopes = torch.autograd.grad(inner, list(own.values()))
-        return {key: (own[key] - self.hn_lr * slope).detach() for key, slope in zip(own, slopes, strict=True)}
+        inner = (alpha(hypernetwork, extra["seen"]) * products).sum()
+        slopes = torch.autograd.grad(inner, list(hypernetwork.values()))
+        return {
+            key: (hypernetwork[key] - self.hn_lr * slope).detach()
+            for key, slope in zip(hypernetwork, slopes, strict=True)
+        }
 
 
 def alpha(hypernetwork: Tree, seen: Tensor) -> Tensor:

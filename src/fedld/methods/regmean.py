@@ -59,9 +59,11 @@ class RegMean(SumsMethod):
         """Merge the heads; the rule is used for the report alone."""
         combined, layout = self.aggregate(replies), replies.layout
         kept = set(replies.clients) - set(combined.report.rejected)
-        told = [m["change"] for c, m in zip(replies.clients, replies.messages, strict=True) if c in kept]
+        changes = [m["change"] for c, m in zip(replies.clients, replies.messages, strict=True) if c in kept]
         damped = _positive(server.extra["moments"])
-        step = torch.cholesky_solve(sum_of([one.double() for one in told]), torch.linalg.cholesky(damped))
+        step = torch.cholesky_solve(
+            sum_of([change.double() for change in changes]), torch.linalg.cholesky(damped)
+        )
         names = head_of(layout)
         moved = set_head(torch.zeros_like(server.weights), layout, names, step[:-1].T, step[-1])
         update = layout.shared_parameters(moved)
