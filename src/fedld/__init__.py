@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedld.aggregation import GramRule, Rule, aggregate
     from fedld.analysis.decomposition import decompose
-    from fedld.api import auto, compare, diagnose, report, run, tune
+    from fedld.api import auto, compare, diagnose, predict, report, run, tune
     from fedld.data import Federation
     from fedld.engine.backends.base import Backend, Engine
     from fedld.engine.backends.machine import ThisMachine
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedld.tasks import Measure, Metric
 
 PLACES = {
-    "fedld.api": ("auto", "compare", "diagnose", "report", "run", "tune"),
+    "fedld.api": ("auto", "compare", "diagnose", "predict", "report", "run", "tune"),
     "fedld.analysis.decomposition": ("decompose",),
     "fedld.results": ("Result", "Study"),
     "fedld.frames": ("load",),
@@ -74,6 +74,7 @@ __all__ = [
     "decompose",
     "diagnose",
     "load",
+    "predict",
     "report",
     "run",
     "tune",

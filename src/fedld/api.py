@@ -1,11 +1,14 @@
-"""The verbs of the package: run, compare, auto, tune, diagnose, report. The command line has the same."""
+"""The verbs of the package: run, compare, auto, tune, diagnose, predict, report; also of the command line."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from fedld.aggregation import Rule
@@ -16,8 +19,11 @@ from fedld.engine import loop
 from fedld.engine.backends.base import Engine
 from fedld.engine.backends.machine import SIMULATION, as_engine
 from fedld.engine.callbacks import Callback, Function, as_callback
+from fedld.engine.ensemble import load_predictor
+from fedld.engine.ensemble import predict as predict_samples
 from fedld.engine.exchange import Progress
 from fedld.errors import FedLDError
+from fedld.frames import data_frame
 from fedld.local import Objective
 from fedld.methods import Method
 from fedld.paths import user_path
@@ -369,6 +375,53 @@ def report(
     if figures is not None:
         write_figures(paths, user_path(figures), primary)
     return page
+
+
+def predict(
+    model: Result | Study | str | Path,
+    samples: str | Path | NDArray[Any],
+    *,
+    method: str | None = None,
+    masks: str | Path | None = None,
+) -> Any:
+    """Predict for new pictures, or rows of a table, with a trained model.
+
+    Args:
+        model: a result, a study (its seeds as one predictor), or the path of a run, study or model file.
+        samples: file or folder of pictures, npz file, CSV or parquet table, or an array: uint8 pictures
+            (N, H, W, C), or rows (N, features) as the model was trained on.
+        method: label of the method, for a study with several.
+        masks: new folder for the masks of a segmentation, as PNG files.
+
+    Returns:
+        A data frame with one row per sample: its name, what is predicted, and probabilities. It is a pandas
+        frame if pandas is installed, else a polars frame (extra `analysis`).
+
+    Raises:
+        FedLDError: there is no such model, or the samples cannot be read or do not fit it.
+
+    >>> import fedld
+    >>> data = fedld.data("digits", clients=3)
+    >>> result = fedld.run("fedavg", data, rounds=1, workers=0)
+    >>> list(fedld.predict(result, data.images[:2]).columns)[:3]
+    ['name', 'predicted', 'p_0']
+    """
+    predictor = load_predictor(_path_of(model), method)
+    values = samples if isinstance(samples, np.ndarray) else user_path(samples)
+    predictions = predict_samples(predictor, values, masks=None if masks is None else user_path(masks))
+    for note in predictions.notes:
+        warnings.warn(note, stacklevel=2)
+    columns = {name: _numbers(cells) for name, cells in predictions.columns.items() if name != "name"}
+    columns = {"name": predictions.columns["name"], **columns}
+    return data_frame(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+
+
+def _numbers(cells: Sequence[str]) -> Sequence[str | float]:
+    """Turn a column into numbers if every cell is one."""
+    try:
+        return [float(cell) for cell in cells]
+    except ValueError:
+        return cells
 
 
 def _path_of(subject: Result | Study | str | Path) -> Path:

@@ -1,6 +1,6 @@
 """Several saved models as one predictor: the seeds of a method in a study, their probabilities averaged."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedld.data.mask_files import mask_name, mask_png, new_mask_folder
+from fedld.data.pictures import read_pictures
+from fedld.data.rows import read_rows
 from fedld.engine.saved import Facts, SavedModel, load_model
 from fedld.errors import FedLDError, nearest
 from fedld.records.reader import Run, by_label, read_one
+from fedld.records.writer import write_atomically
 from fedld.tasks.segmentation import Segmentation
 
 
@@ -37,7 +41,7 @@ class Ensemble:
         return np.asarray(found.mean(axis=0), np.float64)
 
     def columns(self, samples: NDArray[Any]) -> dict[str, list[str]]:
-        """Predictions as columns of a table, of pictures (N, H, W, C) or rows (N, features)."""
+        """PredictionTable as columns of a table, of pictures (N, H, W, C) or rows (N, features)."""
         return self.described(self.outputs(samples))
 
     def outputs(self, samples: NDArray[Any]) -> Tensor:
@@ -70,6 +74,82 @@ class Ensemble:
         """Outputs of a model in the scale of the first one, where targets were standardised."""
         (mean, deviation), (own_mean, own_deviation) = self.facts.scale, model.facts.scale
         return (model.outputs(samples) * own_deviation + own_mean - mean) / deviation
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionTable:
+    """PredictionTable for some samples.
+
+    columns: cells of a table by column, one row per sample
+    notes: what a user must know of the model and of single samples
+    masks: number of mask files that were written
+    """
+
+    columns: dict[str, list[str]]
+    notes: tuple[str, ...]
+    masks: int
+
+
+def predict(
+    predictor: Ensemble, samples: Path | NDArray[Any], *, bits: int | None = None, masks: Path | None = None
+) -> PredictionTable:
+    """Predict for pictures, or for rows of a table.
+
+    Args:
+        predictor: one or several saved models.
+        samples: file or folder of pictures, npz file, table, or an array of samples.
+        bits: bits that 16-bit picture files really use.
+        masks: new folder for the masks of a segmentation, as PNG files.
+
+    Returns:
+        The columns of a table of predictions.
+
+    Raises:
+        FedLDError: samples cannot be read or do not fit the model, or the model gives no masks.
+    """
+    if masks is not None and not predictor.segments:
+        raise FedLDError(f"--masks is for segmentation, and this model is of {predictor.facts.task}")
+    folder = None if masks is None else new_mask_folder(masks)
+    columns: dict[str, list[str]] = {"name": []}
+    notes, written = list(predictor.notes), set[str]()
+    for names, values in _parts(predictor, samples, bits):
+        outputs = predictor.outputs(values)
+        columns["name"] += names
+        for name, cells in predictor.described(outputs).items():
+            columns.setdefault(name, []).extend(cells)
+        pictures = predictor.masks(outputs) if folder is not None else None
+        if folder is not None and pictures is not None:
+            notes += _write_masks(folder, names, pictures, written)
+    return PredictionTable(columns=columns, notes=tuple(notes), masks=len(written))
+
+
+def _parts(
+    predictor: Ensemble, samples: Path | NDArray[Any], bits: int | None
+) -> Iterable[tuple[list[str], NDArray[Any]]]:
+    """Read the samples part by part, with the name of each."""
+    facts = predictor.facts
+    if isinstance(samples, np.ndarray):
+        return [([str(row) for row in range(len(samples))], samples)]
+    if facts.columns:
+        return [read_rows(samples, facts.columns)]
+    channels, height, width = facts.input_shape
+    return read_pictures(samples, (channels, height, width), bits)
+
+
+def _write_masks(
+    folder: Path, names: Sequence[str], masks: NDArray[np.int64], written: set[str]
+) -> list[str]:
+    """Write the masks of some pictures; return a note on each picture without a finite output."""
+    notes = []
+    for name, mask in zip(names, masks, strict=True):
+        if mask.min() < 0:
+            notes.append(f"the model gives no finite number for {name}: no mask")
+            continue
+        file = mask_name(name, written)
+        written.add(file)
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / file, mask_png(mask))
+    return notes
 
 
 def load_predictor(path: Path, method: str | None = None) -> Ensemble:

@@ -298,18 +298,40 @@ class Method:
         raise NotImplementedError
 
     def prepared_lengths(self, message: Tree) -> dict[str, float]:
-        """Lengths in what `prepare` gave, by name, that `max_update_ratio` bounds among clients."""
+        """Compute lengths in a message of `prepare` that `max_update_ratio` bounds among clients.
+
+        Args:
+            message: what a client's `prepare` returned.
+
+        Returns:
+            Lengths by name.
+        """
         return {}
 
     def message_problem(self, message: Tree, samples: int) -> str | None:
-        """Why a client that described so many samples cannot have such a message; None if it can.
+        """Check a message from another machine before it is used.
 
-        Asked of everything that comes from another machine, before it is used.
+        Args:
+            message: what the client sent.
+            samples: number of samples that the client described.
+
+        Returns:
+            Why a client with so many samples cannot have such a message; None if it can.
         """
         return None
 
     def update_problem(self, server: Server, layout: Layout, update: Tensor, message: Tree) -> str | None:
-        """Why an update and the message beside it do not belong together; None if they do."""
+        """Check that an update and the message beside it belong together.
+
+        Args:
+            server: the server's state.
+            layout: where the model's tensors lie in its vector.
+            update: the client's update.
+            message: what the client sent beside it.
+
+        Returns:
+            Why they do not belong together; None if they do.
+        """
         return None
 
     def calibrate(self, server: Server, messages: Messages) -> Server:

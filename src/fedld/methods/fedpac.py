@@ -74,8 +74,8 @@ class FedPAC(Method):
 
         client.train(aligned, only=body)
         class_features = by_class(client)
-        head = client.layout.private_parameters(client.weights).clone()
-        message = {"h": h, "v": v, "head": head, "counts": class_features.counts}
+        head_weights = client.layout.private_parameters(client.weights).clone()
+        message = {"h": h, "v": v, "head": head_weights, "counts": class_features.counts}
         message["prototypes"] = class_features.means
         return client.reply(message=message)
 

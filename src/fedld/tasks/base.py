@@ -112,7 +112,14 @@ class Task(ABC):
         return np.zeros(len(targets), np.int64)
 
     def strata_names(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Give the names of these groups, from the names of the outputs."""
+        """Name the groups of `strata`.
+
+        Args:
+            names: of the outputs.
+
+        Returns:
+            One name per group.
+        """
         return ("all",)
 
     def cases(
@@ -149,7 +156,14 @@ class Task(ABC):
         return {}
 
     def target_sums(self, targets: NDArray[np.generic]) -> dict[str, float]:
-        """Give sums over a client's training targets that `fitted` needs; none by default."""
+        """Compute sums over a client's training targets that `fitted` needs.
+
+        Args:
+            targets: (N, ...) training targets.
+
+        Returns:
+            Sums by name; none by default.
+        """
         return {}
 
     def fitted(self, clients: Sequence[Mapping[str, float]], names: Sequence[str]) -> "Task":
