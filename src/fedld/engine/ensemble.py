@@ -41,7 +41,7 @@ class Ensemble:
         return np.asarray(found.mean(axis=0), np.float64)
 
     def columns(self, samples: NDArray[Any]) -> dict[str, list[str]]:
-        """PredictionTable as columns of a table, of pictures (N, H, W, C) or rows (N, features)."""
+        """PredictedSamples as columns of a table, of pictures (N, H, W, C) or rows (N, features)."""
         return self.described(self.outputs(samples))
 
     def outputs(self, samples: NDArray[Any]) -> Tensor:
@@ -77,8 +77,8 @@ class Ensemble:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictionTable:
-    """PredictionTable for some samples.
+class PredictedSamples:
+    """PredictedSamples for some samples.
 
     columns: cells of a table by column, one row per sample
     notes: what a user must know of the model and of single samples
@@ -92,7 +92,7 @@ class PredictionTable:
 
 def predict(
     predictor: Ensemble, samples: Path | NDArray[Any], *, bits: int | None = None, masks: Path | None = None
-) -> PredictionTable:
+) -> PredictedSamples:
     """Predict for pictures, or for rows of a table.
 
     Args:
@@ -120,7 +120,7 @@ def predict(
         pictures = predictor.masks(outputs) if folder is not None else None
         if folder is not None and pictures is not None:
             notes += _write_masks(folder, names, pictures, written)
-    return PredictionTable(columns=columns, notes=tuple(notes), masks=len(written))
+    return PredictedSamples(columns=columns, notes=tuple(notes), masks=len(written))
 
 
 def _parts(
