@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: run test test-fast test-portable fuzz audit bench lint types docs clean
+.PHONY: run test test-fast test-portable test-device fuzz audit bench lint types docs clean
 
 run: $(INSTALLED)
 	$(BIN)/fedld compare --lr 0.02 --decompose 5 --set client_losses=false --out runs/default --resume
@@ -29,6 +29,11 @@ test-portable: $(INSTALLED)
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) $(NUMERIC)
 	ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem $(PYTEST) $(NUMERIC)
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PYTEST) $(NUMERIC)
+
+# The numeric tests on the accelerator that torch finds; without one what needs it is skipped, and says so.
+test-device: $(INSTALLED)
+	$(BIN)/python -c "from fedld.engine.device import find_device; print('device:', find_device('auto'))"
+	$(BIN)/pytest -n 0 -rs tests/device
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

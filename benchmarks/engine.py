@@ -87,7 +87,9 @@ def _worker(name, size, steps, bfloat16, barrier, queue):
     data = images(BATCH * max(steps, 1), size)
     labels = np.arange(len(data)) % CLASSES
     samples = Samples(data, labels, np.arange(len(data)), (0.5,) * 3, (0.25,) * 3)
-    client = LocalClient("x", 1, flat, samples, Training(1, BATCH, 0.01, 0.9, bfloat16=bfloat16), 0)
+    client = LocalClient(
+        "x", 1, flat, samples, Training(1, BATCH, 0.01, 0.9, dtype="bfloat16" if bfloat16 else "float32"), 0
+    )
     loss = Objective().loss
     client.train(loss)  # warm-up epoch
     barrier.wait()

@@ -768,3 +768,12 @@ def test_sums_that_cannot_be_are_refused_and_the_run_goes_on(grid, digits, tmp_p
     excluded = go(grid, digits, tmp_path, train="head", model="cnn", **settings)
     assert reason in excluded.pop("beta")
     assert not any(excluded.values())
+
+
+def test_weights_of_classes_are_the_same_as_on_this_machine(grid, digits, tmp_path):
+    settings = {"class_weights": "balanced", "weigh": "sampling", "client_losses": False}
+    go(grid, digits, tmp_path, **settings)
+    here = experiment(digits, **settings, dataset=f"npz:{digits}/all.npz", workers=0)
+    loop.run(here, tmp_path / "here")
+    ours, theirs = (load_file(tmp_path / place / "model.safetensors") for place in ("here", "run"))
+    assert all(value.equal(theirs[key]) for key, value in ours.items())

@@ -57,7 +57,7 @@ def test_features_and_logits_come_from_one_pass(resnet):
     assert seen == {"trunk": one.steps, "head": one.steps}
 
 
-@pytest.mark.parametrize("setting", [{}, {"bfloat16": True}], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("setting", [{}, {"dtype": "bfloat16"}], ids=["float32", "bfloat16"])
 def test_the_teacher_is_the_incoming_model_in_eval_mode(resnet, setting):
     """Its logits stay those of the incoming model while the client moves, and training is not disturbed."""
     one, twin = (

@@ -85,7 +85,7 @@ def start_site(
     state: State = Path("fedld-state"),
     ca: Authority = None,
     key: Annotated[Path | None, typer.Option(help="this site's private key")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:NUMBER or mps")] = "cpu",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="leave unreadable files out")] = False,
     bits: Bits = 0,
     patient: Patient = "",

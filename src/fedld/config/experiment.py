@@ -32,6 +32,9 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 PartSettings = dict[str, Any]
 LARGEST_TOML = 1 << 20  # bytes
 
+DEVICE = r"^(auto|cpu|cuda|cuda:[0-9]{1,3}|mps)$"
+"""Names of devices."""
+
 
 class Experiment(BaseModel):
     """All settings of a run. `method`, `objective` and `rule` are tables: a name and that value's options."""
@@ -182,6 +185,18 @@ class Experiment(BaseModel):
         "training", None, "longest gradient of a batch; longer ones are shortened to it", travels=True
     )
     weight_decay: NonNegative = setting("training", 0.0, "weight decay of the clients", travels=True)
+    class_weights: str = setting(
+        "training",
+        "none",
+        "classes weigh alike: none; balanced; or by name: covid=3,normal=1 (classification)",
+        travels=True,
+    )
+    weigh: Literal["loss", "sampling"] = setting(
+        "training",
+        "loss",
+        "what class_weights apply to: the loss of samples, or how often they are drawn",
+        travels=True,
+    )
     augment: str = setting(
         "training",
         "none",
@@ -256,8 +271,15 @@ class Experiment(BaseModel):
     workers: Annotated[int, Field(ge=0)] | None = setting(
         "run", None, "worker processes, 0 = in this process; default: cores"
     )
-    dtype: Literal["float32", "bfloat16"] = setting("run", "float32", "float32 or bfloat16", travels=True)
-    device: Literal["cpu", "cuda"] = setting("run", "cpu", "cpu or cuda")
+    dtype: Literal["float32", "bfloat16", "float16"] = setting(
+        "run",
+        "float32",
+        "networks compute in float32, or in mixed precision: bfloat16 or float16",
+        travels=True,
+    )
+    device: Annotated[str, Field(pattern=DEVICE)] = setting(
+        "run", "cpu", "auto, cpu, cuda, cuda:NUMBER or mps"
+    )
     compile: bool = setting("run", False, "compile the network with torch")
     checkpoint_every: Count = setting("run", 1, "rounds between checkpoints")
     keep_checkpoints: Count | None = setting(

@@ -202,7 +202,7 @@ def make_training(experiment: Experiment) -> Training:
         momentum=experiment.momentum,
         weight_decay=experiment.weight_decay,
         buffers=experiment.buffers,
-        bfloat16=experiment.dtype == "bfloat16",
+        dtype=experiment.dtype,
         augment=make_augmentation(experiment),
         steps=experiment.local_steps,
         optimiser=make_optimiser(experiment),

@@ -1,6 +1,6 @@
 """Before the first round: whose data, which model, who does the work, and who is drawn."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +11,14 @@ from fedld.config.experiment import Experiment
 from fedld.config.resolve import fit_task, make_method
 from fedld.engine.backends.base import Engine
 from fedld.engine.backends.machine import THIS_MACHINE
+from fedld.engine.device import find_device
 from fedld.engine.features import Tell, cached_features
 from fedld.engine.jobs import Parts, Setup
 from fedld.engine.network import divided, make_layout, normalised
 from fedld.engine.private import privacy_note, private_steps
 from fedld.errors import FedLDError, nearest
 from fedld.local.base import ContextObjective, FunctionObjective, Objective, PixelObjective, TaskObjective
+from fedld.local.classes import parse_class_weights
 from fedld.methods import Method, Server
 from fedld.methods.closed import ClosedForm
 from fedld.methods.cox import CoxNewton
@@ -43,6 +45,7 @@ def prepare(
     federation = normalised(experiment, method.federation(everybody))
     parts = replace(parts, task=fit_task(parts.task, federation))
     method = for_task(experiment, method, parts.task)
+    parts = weighted(parts, experiment, method, federation.classes)
     if experiment.validation is not None and not method.has_global:
         raise FedLDError(
             f"validation chooses among global models, and method '{experiment.method['name']}' has none"
@@ -68,6 +71,26 @@ def prepare(
     check_hidden(setup, rows)
     engine.check(setup, rows)
     return replace(setup, features=features_for(setup, trunk, tell)), server
+
+
+def weighted(parts: Parts, experiment: Experiment, method: Method, classes: Sequence[str]) -> Parts:
+    """Give the parts with their weights of classes; refuse weights where they would be ignored."""
+    if experiment.class_weights == "none":
+        return parts
+    name = experiment.method["name"]
+    problems = {
+        f"needs classes, which task '{parts.task.name}' has not": parts.task.name != "classification",
+        f"does not reach method '{name}', which solves its head from sums": method.second_moments,
+        "would tell numbers of samples that differential privacy hides (dp)": experiment.dp is not None,
+        "changes the plain cross-entropy: with another objective set weigh = 'sampling'": (
+            experiment.weigh == "loss" and type(method.objective) is not Objective
+        ),
+    }
+    for problem, found in problems.items():
+        if found:
+            raise FedLDError(f"class_weights = '{experiment.class_weights}' {problem}")
+    weights = parse_class_weights(experiment.class_weights, classes, experiment.weigh)
+    return replace(parts, training=replace(parts.training, class_weights=weights))
 
 
 def _check_client_rates(experiment: Experiment, clients: Collection[str]) -> None:
@@ -262,7 +285,9 @@ def features_for(setup: Setup, trunk: Trunk | None, tell: Tell, *, quota: float 
     if experiment.augment != "none":
         tell("the frozen trunk sees augmented images, so its outputs are not cached: it runs for every batch")
         return None
-    return cached_features(trunk, setup.federation, device=experiment.device, tell=tell, quota=quota)
+    return cached_features(
+        trunk, setup.federation, device=find_device(experiment.device), tell=tell, quota=quota
+    )
 
 
 def sample(experiment: Experiment, clients: Collection[str], round_: int) -> list[str]:

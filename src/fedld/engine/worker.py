@@ -15,6 +15,7 @@ from fedld.aggregation import Vote
 from fedld.aggregation.measured import LARGEST_LOSS
 from fedld.analysis.sites import CaseResult, SiteResult, case_result, site_result
 from fedld.data.draw import Positions
+from fedld.engine.device import find_device
 from fedld.engine.draws import Draws
 from fedld.engine.jobs import (
     CandidateJob,
@@ -53,17 +54,20 @@ T = TypeVar("T")
 class Worker:
     """Runs jobs one after the other on one model."""
 
-    def __init__(self, setup: Setup, memory: SharedMemory, draws: Draws | None = None) -> None:
+    def __init__(
+        self, setup: Setup, memory: SharedMemory, draws: Draws | None = None, device: str | None = None
+    ) -> None:
         self.setup, self.memory = setup, memory
+        self.device = device or find_device(setup.experiment.device)
         self.draws = draws or Draws(setup, setup.experiment.seed)
         self.store = StateStore(setup.states)
         trunk, model = divided(setup.experiment, setup.method, setup.federation)
-        self.flat = FlatModel(model, setup.layout, setup.experiment.device)
+        self.flat = FlatModel(model, setup.layout, self.device)
         # Not from a table of open maps: whoever repairs a cache puts a new file in the old one's place.
         self.features = None if setup.features is None else np.load(setup.features, mmap_mode="r")
         if trunk is not None and self.features is None:
             assert isinstance(model, Model)
-            model.behind(trunk.to(setup.experiment.device))
+            model.behind(trunk.to(self.device))
         if setup.experiment.compile:
             self.flat.model.compile()
         self.common: Tree = {}
@@ -332,9 +336,7 @@ class Worker:
         out = torch.empty(len(samples), *self.setup.federation.output_shape)
         for start in range(0, len(samples), EVAL_BATCH):
             images, _ = samples.batch(slice(start, start + EVAL_BATCH))
-            with torch.autocast(
-                images.device.type, torch.bfloat16, enabled=self.setup.parts.training.bfloat16
-            ):
+            with self.setup.parts.training.autocast(images.device.type):
                 out[start : start + EVAL_BATCH] = self.flat.model(images).float()
         return out
 
@@ -348,12 +350,12 @@ class Worker:
     def _at(self, positions: NDArray[np.int64]) -> Samples:
         f = self.setup.federation
         if self.features is not None:
-            return FeatureSamples(self.features, f.labels, positions, self.setup.experiment.device)
+            return FeatureSamples(self.features, f.labels, positions, self.device)
         if f.images.ndim == 2 and len(f.mean) == f.images.shape[1]:  # a table of numbers
-            return RowSamples(f.images, f.labels, positions, f.mean, f.std, self.setup.experiment.device)
+            return RowSamples(f.images, f.labels, positions, f.mean, f.std, self.device)
         if f.images.dtype != np.uint8:  # a user's own floats, as they are
-            return FeatureSamples(f.images, f.labels, positions, self.setup.experiment.device)
-        return Samples(f.images, f.labels, positions, f.mean, f.std, self.setup.experiment.device)
+            return FeatureSamples(f.images, f.labels, positions, self.device)
+        return Samples(f.images, f.labels, positions, f.mean, f.std, self.device)
 
 
 def _on_cpu(message: Tree) -> Tree:

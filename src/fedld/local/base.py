@@ -54,7 +54,10 @@ class Objective:
         Returns:
             The mean over the samples.
         """
-        return self(context.logits, context.labels)
+        if context.class_weights is None:
+            return self(context.logits, context.labels)
+        losses = F.cross_entropy(context.logits, context.labels, reduction="none")
+        return (context.class_weights[context.labels] * losses).mean()
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, islice
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedld.errors import FedLDError
 from fedld.layout import FlatModel, Layout, Tree
+from fedld.local.classes import ClassWeights
 from fedld.local.context import Context
 from fedld.local.embedding import Embedding
 from fedld.local.optimiser import Optimiser, OptimiserSettings, parameter_groups
@@ -44,12 +46,18 @@ class Training:
     momentum: float
     weight_decay: float = 0.0
     buffers: str = "global"
-    bfloat16: bool = False
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     steps: int | None = None
     factor: float = 1.0
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     private: PrivateSteps | None = None
+    class_weights: ClassWeights | None = None
+
+    def autocast(self, device: str) -> torch.autocast:
+        """Give the context in which networks compute: mixed precision where it is asked for."""
+        kind = torch.float16 if self.dtype == "float16" else torch.bfloat16
+        return torch.autocast(device, kind, enabled=self.dtype != "float32")
 
     def accumulation(self, steps: int) -> float:
         """Sum of the weights with which the gradients of so many steps enter; one for every step of Adam."""
@@ -93,6 +101,7 @@ class LocalClient:
         most_steps: bound on all training of the round.
         smallest_class: nothing is sent by itself about a class with fewer samples.
         private_seed: secret seed of the noise and batches of private steps; None for the run's seed.
+        scale: factor of the loss in float16.
     """
 
     name: str
@@ -115,6 +124,7 @@ class LocalClient:
     most_steps: int | None = None
     smallest_class: int = 1
     private_seed: int | None = None
+    scale: float = 2.0**16
 
     def __post_init__(self) -> None:
         self.incoming = self.flat.vector.clone()
@@ -271,7 +281,12 @@ class LocalClient:
         Returns:
             The context.
         """
-        return Context(self.flat, images, labels, self.samples.labels, self.incoming, self.round)
+        context = Context(self.flat, images, labels, self.samples.labels, self.incoming, self.round)
+        weights = self.training.class_weights
+        if weights is None or weights.applied != "loss":
+            return context
+        by_class = weights.of(self.samples.labels, smallest=self.smallest_class)
+        return replace(context, class_weights=by_class.to(images.device))
 
     def gradient_at(self, displacement: Tensor) -> None:
         """Replace the gradient by that of the same batch at w + displacement; for use within a correction.
@@ -290,16 +305,32 @@ class LocalClient:
         """Loss of a batch at the weights as they are; its gradient is left in the flat model."""
         if (private := self.training.private) is not None:
             return self._private_gradient(private, loss, (images, labels), decay)
-        self.flat.gradient.zero_()
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.training.bfloat16):
-            value = loss(self.context(images, labels))
-        value.backward()  # type: ignore[no-untyped-call]
+        value = self._scaled_gradient(loss, images, labels)
         if (clip := self.training.optimiser.clip) is not None:
             length = torch.linalg.vector_norm(self.flat.gradient)
             self.flat.gradient.mul_((clip / (length + 1e-6)).clamp(max=1.0))
         if decay is not None:
             decay()
         return value.detach()
+
+    def _scaled_gradient(self, loss: Loss, images: Tensor, labels: Tensor) -> Tensor:
+        """Loss of a batch; its gradient is left in the flat model.
+
+        In float16 small gradients would become zero, so the loss is scaled. Where the scaled gradient
+        overflows, the batch is passed again with half the scale.
+        """
+        while True:
+            self.flat.gradient.zero_()
+            with self.training.autocast(images.device.type):
+                value = loss(self.context(images, labels))
+            if self.training.dtype != "float16":
+                value.backward()  # type: ignore[no-untyped-call]
+                return value
+            (value * self.scale).backward()  # type: ignore[no-untyped-call]
+            if self.scale <= 1 or bool(self.flat.gradient.isfinite().all()):
+                self.flat.gradient.div_(self.scale)
+                return value
+            self.scale /= 2
 
     def _private_gradient(
         self, private: PrivateSteps, loss: Loss, batch: Batch, decay: Callable[[], None] | None
@@ -331,7 +362,12 @@ class LocalClient:
     def _epochs(self, epochs: Iterable[int]) -> Iterator[Batch]:
         for _ in epochs:
             order = torch_generator(self.seed, "order", self.round, self.name, self.steps)
-            yield from (self.training_samples or self.samples).shuffled(self.training.batch_size, order)
+            samples, weights = self.training_samples or self.samples, self.training.class_weights
+            if weights is not None and weights.applied == "sampling":
+                by_class = weights.of(samples.labels, smallest=self.smallest_class)
+                yield from samples.drawn(self.training.batch_size, by_class[samples.labels], order)
+            else:
+                yield from samples.shuffled(self.training.batch_size, order)
 
     def reply(
         self, *, message: Tree | None = None, state: Tree | None = None, statistics: bool = True
@@ -388,6 +424,8 @@ def _seeded(seed: int) -> Iterator[None]:
         torch.default_generator.manual_seed(seed)  # torch.manual_seed() writes down the stack, 4 ms a call
         if torch.cuda.is_available():
             torch.cuda.manual_seed_all(seed)
+        if torch.backends.mps.is_available():
+            torch.mps.manual_seed(seed)
         yield
 
 

@@ -28,6 +28,7 @@ class Context:
         incoming: the weights that the client received.
         round: number of the round.
         weights: other weights than the network's; see `seen_by`.
+        class_weights: factors of the losses by class (C,), where classes do not weigh alike.
     """
 
     flat: FlatModel
@@ -37,6 +38,7 @@ class Context:
     incoming: Tensor
     round: int
     weights: Tensor | None = None  # other weights than the network's own; see `seen_by`
+    class_weights: Tensor | None = None
 
     @property
     def model(self) -> nn.Module:

@@ -46,7 +46,14 @@ class Samples:
 
         A last batch of one sample joins the one before it: BatchNorm has no variance for a single value.
         """
-        order = torch.randperm(len(self), generator=generator)
+        yield from self._parts(torch.randperm(len(self), generator=generator), size)
+
+    def drawn(self, size: int, weights: Tensor, generator: torch.Generator) -> Iterator[Batch]:
+        """Give as many samples as there are, drawn with replacement in proportion to their weights."""
+        yield from self._parts(torch.multinomial(weights, len(self), True, generator=generator), size)
+
+    def _parts(self, order: Tensor, size: int) -> Iterator[Batch]:
+        """Batches of the samples in an order; no batch of one sample follows another."""
         parts = list(torch.split(order, size))
         if len(parts) > 1 and len(parts[-1]) == 1:
             parts[-2:] = [torch.cat(parts[-2:])]

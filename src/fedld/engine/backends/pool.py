@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-import torch
 import torch.multiprocessing as mp
 
 from fedld.config.experiment import Experiment
@@ -20,6 +19,7 @@ from fedld.engine.backends.inprocess import attempt_all, overdue, units
 from fedld.engine.backends.pace import Paces, Unit
 from fedld.engine.backends.pipe import receive, send
 from fedld.engine.backends.processes import end_with_parent, one_thread, processes, tune_process, without_main
+from fedld.engine.device import default_workers, find_device, worker_device
 from fedld.engine.jobs import (
     CandidateJob,
     Done,
@@ -44,13 +44,12 @@ MAX_DEATHS = 3
 
 def count_workers(experiment: Experiment, workers: int | None) -> int:
     """Worker processes: as asked, else one per core, or one per GPU; none for values that must stay here."""
-    if experiment.device != "cpu" and not torch.cuda.is_available():
-        raise FedLDError(f"device '{experiment.device}' asked for, but torch sees no GPU here")
+    device = find_device(experiment.device)
     if workers == 0 or stays_here(experiment.own, asked=workers is not None):
         return 0
     if workers is not None:
         return workers
-    return mp.cpu_count() if experiment.device == "cpu" else torch.cuda.device_count()
+    return default_workers(device, mp.cpu_count())
 
 
 class WorkerPool:
@@ -210,9 +209,7 @@ def _serve(setup: Setup, memory: SharedMemory, connection: Connection, rank: int
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     tune_process()
-    if setup.experiment.device == "cuda":
-        torch.cuda.set_device(rank % torch.cuda.device_count())
-    worker = Worker(setup, memory)
+    worker = Worker(setup, memory, device=worker_device(find_device(setup.experiment.device), rank))
     while True:
         try:
             common, jobs = receive(connection)

@@ -81,7 +81,7 @@ from fedld.engine.jobs import (
 from fedld.engine.memory import peak_memory
 from fedld.engine.network import divided, make_layout
 from fedld.engine.private import private_steps
-from fedld.engine.setup import features_for, for_task
+from fedld.engine.setup import features_for, for_task, weighted
 from fedld.engine.states import StateStore
 from fedld.errors import FedLDError
 from fedld.layout import Layout, Tree
@@ -211,8 +211,9 @@ class Site:
         layout = make_layout(experiment, method, model)
         if trunk is not None and trunk.digest != order.trunk:
             raise FedLDError("its frozen trunk is another one: start it with the server's `--weights FILE`")
+        parts = weighted(replace(parts, task=task), experiment, method, order.classes)
         states = self.folder / "states"
-        setup = Setup(experiment, method, federation, layout, states, parts=replace(parts, task=task))
+        setup = Setup(experiment, method, federation, layout, states, parts=parts)
         self.setup = replace(
             setup, features=features_for(setup, trunk, print, quota=self.limits.cache_gb * 1e9)
         )
