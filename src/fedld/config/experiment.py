@@ -218,7 +218,8 @@ class Experiment(BaseModel):
     secure: Literal["sum", "gram"] | None = setting(
         "training",
         None,
-        "on one machine; sum: the server sees no single update; gram: but inner products, for rules of them",
+        "sum: the server sees no single update; gram: but inner products, for rules of them (one machine)",
+        travels=True,
     )
     dp: str | None = setting(
         "training",

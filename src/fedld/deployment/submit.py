@@ -28,7 +28,8 @@ def flower_defaults(settings: dict[str, Any]) -> dict[str, Any]:
     kind, colon, path = settings.get("dataset", "").partition(":")
     if colon:  # the server looks from where it was started
         settings = settings | {"dataset": f"{kind}:{Path(path).expanduser().absolute()}"}
-    return {"on_client_failure": "skip", "min_clients": quorum, "max_update_ratio": 10.0, **settings}
+    bounds = {} if settings.get("secure") else {"max_update_ratio": 10.0}  # nobody sees single updates there
+    return {"on_client_failure": "skip", "min_clients": quorum, **bounds, **settings}
 
 
 def submit(

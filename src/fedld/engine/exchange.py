@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fedld.engine.backends.base import Backend
+from fedld.engine.backends.base import Backend, SummingBackend
 from fedld.engine.checkpoint import newest_round
 from fedld.engine.jobs import (
     Failure,
@@ -20,7 +20,7 @@ from fedld.engine.jobs import (
 )
 from fedld.engine.recording import exclusion, total, traffic
 from fedld.engine.screening import long_messages
-from fedld.engine.summing import sum_of_messages
+from fedld.engine.summing import Adder, sum_of_messages
 from fedld.errors import FedLDError
 from fedld.layout import Tree
 from fedld.methods import Messages, Server
@@ -68,6 +68,15 @@ class Exchange:
         if client not in self._messages:
             self._messages[client] = self.setup.method.personal(server, self.setup.rows[client])
         return Incoming(client, self.state.state_rounds[client], self._messages[client])
+
+    @property
+    def adder(self) -> Adder:
+        """What adds up messages of which the server sees sums alone: the backend, or the transform."""
+        if isinstance(self.backend, SummingBackend):
+            return self.backend.total
+        transform = self.setup.transforms.sums_only
+        assert transform is not None
+        return transform.total
 
     def publish(self) -> None:
         """Put the global weights where the workers read them."""
@@ -136,12 +145,15 @@ class Exchange:
         results = self.handle_failures(jobs, self.do(jobs))
         received = {name: one.message for name, one in results.items() if isinstance(one, Prepared)}
         finite = {name: message for name, message in received.items() if results[name].finite}
-        for name, why in long_messages(self.setup.method, finite).items():
+        hidden = self.setup.transforms.sums_only is not None
+        too_long = {} if hidden else long_messages(self.setup.method, finite)
+        for name, why in too_long.items():
             results[name] = Failure(why, "", "rejected")
         sound = [name for name in finite if isinstance(results[name], Prepared)]
         self.check_quorum(results, sound)
-        if self.setup.transforms.sums_only is not None:
-            messages = sum_of_messages(self.setup, {name: received[name] for name in sound}, asked[0].what)
+        if hidden:
+            heard = {name: received[name] for name in sound}
+            messages = sum_of_messages(self.setup, self.adder, heard, asked[0].what)
         else:
             messages = Messages(**self.senders(sound), messages=[received[name] for name in sound])
         sent = [job.incoming.message for job in asked]

@@ -294,9 +294,16 @@ class SiteTest:
     cases: dict[Which, CaseResult] = field(default_factory=dict)
 
 
-ClientResult = Prepared | Trained | Tally | Personal | SiteTest | Vote
+@dataclass(frozen=True)
+class HeldVote:
+    """Result of a `CandidateJob` that stays at the client until it is summed."""
+
+    kind: Literal["held"] = "held"
+
+
+ClientResult = Prepared | Trained | Tally | Personal | SiteTest | Vote | HeldVote
 """Result of a `ClientJob` for one client."""
-JobResult = Prepared | Trained | list[Tally] | Personal | SiteTest | Vote | None
+JobResult = Prepared | Trained | list[Tally] | Personal | SiteTest | Vote | HeldVote | None
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ def _hidden_replies(
     """What the method sees where nobody sees a single update: a sum, or the rule's combination."""
     setup = exchange.setup
     if not _opens_gram(setup):
-        return sum_of_updates(setup, rows, messages)
+        return sum_of_updates(setup, exchange.adder, rows, messages)
     replies, total = combined_updates(setup, rows, messages)
     exchange.enter({"bytes_up": total.sent, "bytes_down": total.delivered})
     return replies, total
@@ -246,7 +246,8 @@ def aggregate(exchange: Exchange, accepted: Accepted) -> ServerStep:
         return ServerStep(server=after, combined=combined)
     votes, cost = measure(exchange, accepted, combined.candidates, method.buffers(replies))
     if replies.summed:
-        trial = choose_by_sums(exchange.setup, cast(Measured, combined.rule), combined.candidates, votes)
+        rule = cast(Measured, combined.rule)
+        trial = choose_by_sums(exchange.setup, exchange.adder, rule, combined.candidates, votes)
     else:
         weights = dict(zip(combined.report.clients, combined.report.weights, strict=True))
         trial = combined.rule.choose(votes, weights)

@@ -4,19 +4,20 @@ A method says which entries of its clients' messages are needed as sums (`Method
 entries of an answer are added up in one sum, so that the same clients are in all of them.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from fedld.aggregation import Candidates, CountSketch, GramRule, HiddenUpdates, Measured, Trial, Vote
 from fedld.aggregation.measured import LARGEST_LOSS
-from fedld.engine.jobs import Setup
+from fedld.engine.jobs import HeldVote, Setup
 from fedld.errors import FedLDError
 from fedld.layout import Tree
-from fedld.methods import Messages, MessageSum, Replies
+from fedld.methods import Messages, MessageSum, Method, Replies
 from fedld.methods.start import START_SUMS
 from fedld.transforms import (
     BUFFERS,
@@ -26,7 +27,6 @@ from fedld.transforms import (
     CombinedTotal,
     SummedEntry,
     Total,
-    UpdateTransform,
 )
 
 FEATURE_SUMS = {
@@ -36,23 +36,65 @@ FEATURE_SUMS = {
 """What clients send of the inputs of a head that standardises them."""
 
 
+Adder = Callable[[Mapping[str, Tree], Mapping[str, float], Mapping[str, SummedEntry]], Total]
+"""Adds up messages by client: (messages, weights, how each entry is added up) -> the sums."""
+
+
+def weight_of(method: Method, samples: int) -> float:
+    """Give how much a client counts: its samples, or 1 where clients count alike."""
+    return float(samples) if method.client_weights == "size" else 1.0
+
+
 def weights_of(setup: Setup, clients: Collection[str]) -> dict[str, float]:
-    """Give how much each client counts: its samples, or 1 where clients count alike."""
-    by_size = setup.method.client_weights == "size"
-    return {name: float(setup.sizes[name]) if by_size else 1.0 for name in clients}
+    """Give how much each client counts."""
+    return {name: weight_of(setup.method, setup.sizes[name]) for name in clients}
 
 
-def entries_of(setup: Setup, sums: Mapping[str, MessageSum]) -> dict[str, SummedEntry]:
-    """Give how entries are added up in this run: bounds per sample hold for the largest client."""
-    largest = max(setup.sizes.values())
+def entries_of(sums: Mapping[str, MessageSum], largest: int) -> dict[str, SummedEntry]:
+    """Give how entries are added up in a run of which the largest client has so many samples."""
     return {
         key: SummedEntry(one.bound * (largest if one.per_sample else 1), one.weighted)
         for key, one in sums.items()
     }
 
 
+def update_entries(method: Method, largest: int) -> dict[str, SummedEntry]:
+    """Give how an update and the method's message beside it are added up."""
+    return {**UPDATE_ENTRIES, **entries_of(method.message_sums, largest)}
+
+
+def prepared_entries(method: Method, what: str, largest: int) -> dict[str, SummedEntry]:
+    """Give how the messages of an exchange without training are added up."""
+    sums = {"method": method.message_sums, "features": FEATURE_SUMS, "closed": START_SUMS}[what]
+    return entries_of(sums, largest)
+
+
+def vote_entries(method: Method, largest: int) -> dict[str, SummedEntry]:
+    """Give how votes on candidate steps are added up."""
+    weight = weight_of(method, largest)
+    return {"losses": SummedEntry(LARGEST_LOSS), "spread": SummedEntry(weight * LARGEST_LOSS**2)}
+
+
+def update_message(setup: Setup, row: Tensor, message: Tree) -> Tree:
+    """Give what is summed of a training: update, buffers, and the entries that the method needs as sums."""
+    layout = setup.layout
+    return {
+        PARAMETERS: layout.shared_parameters(row),
+        BUFFERS: layout.shared_buffers(row),
+        **{key: message[key] for key in setup.method.message_sums if key in message},
+    }
+
+
+def vote_message(vote: Vote, weight: float) -> Tree:
+    """Give what is summed of a vote on candidate steps."""
+    return {
+        "losses": torch.tensor(vote.losses, dtype=torch.float64),
+        "spread": torch.from_numpy(weight * vote.variances),
+    }
+
+
 def add_up(
-    transform: UpdateTransform,
+    adder: Adder,
     messages: Mapping[str, Tree],
     weights: Mapping[str, float],
     entries: Mapping[str, SummedEntry],
@@ -60,7 +102,7 @@ def add_up(
     """Add up messages of one form.
 
     Args:
-        transform: What adds them up.
+        adder: What adds them up.
         messages: By client.
         weights: How much each client counts.
         entries: How each entry is added up; others are left out.
@@ -73,7 +115,7 @@ def add_up(
     """
     form = check_forms(messages, entries)
     summed = {name: {key: message[key] for key in form} for name, message in messages.items()}
-    return transform.total(summed, {name: weights[name] for name in summed}, entries)
+    return adder(summed, {name: weights[name] for name in summed}, entries)
 
 
 def check_forms(messages: Mapping[str, Tree], entries: Mapping[str, SummedEntry]) -> dict[str, Sequence[int]]:
@@ -93,7 +135,7 @@ def check_forms(messages: Mapping[str, Tree], entries: Mapping[str, SummedEntry]
     return dict(first)
 
 
-def sum_of_messages(setup: Setup, messages: Mapping[str, Tree], what: str) -> Messages:
+def sum_of_messages(setup: Setup, adder: Adder, messages: Mapping[str, Tree], what: str) -> Messages:
     """Give the sum of the messages of an exchange without training, as that of one sender.
 
     Clients that send nothing (the server has their sums) are in no sum. Where others have sent theirs before
@@ -101,12 +143,11 @@ def sum_of_messages(setup: Setup, messages: Mapping[str, Tree], what: str) -> Me
     """
     transform = setup.transforms.sums_only
     assert transform is not None
-    sums = {"method": setup.method.message_sums, "features": FEATURE_SUMS, "closed": START_SUMS}[what]
     senders = {name: message for name, message in messages.items() if message}
     if not senders or transform.clients[0] > len(senders) < len(messages):
         return Messages(clients=(), rows=[], sizes=(), messages=[], summed=True)
-    entries = entries_of(setup, sums)
-    total = add_up(transform, senders, weights_of(setup, senders), entries)
+    entries = prepared_entries(setup.method, what, max(setup.sizes.values()))
+    total = add_up(adder, senders, weights_of(setup, senders), entries)
     return Messages(
         clients=(transform.name,),
         rows=[setup.rows[name] for name in total.clients],
@@ -123,13 +164,11 @@ def _as_sent(means: Tree, messages: Mapping[str, Tree]) -> Tree:
 
 
 def sum_of_updates(
-    setup: Setup, updates: Mapping[str, torch.Tensor], messages: Mapping[str, Tree]
+    setup: Setup, adder: Adder, updates: Mapping[str, Tensor], messages: Mapping[str, Tree]
 ) -> tuple[Replies, Total]:
     """Give what the method sees of a round's updates, and the sums over clients that it comes from."""
-    transform = setup.transforms.sums_only
-    assert transform is not None
     whole, entries = _update_messages(setup, updates, messages)
-    total = add_up(transform, whole, weights_of(setup, whole), entries)
+    total = add_up(adder, whole, weights_of(setup, whole), entries)
     return _summed_replies(setup, total, _as_sent(total.means(entries), whole)), total
 
 
@@ -161,16 +200,8 @@ def _update_messages(
     setup: Setup, updates: Mapping[str, torch.Tensor], messages: Mapping[str, Tree]
 ) -> tuple[dict[str, Tree], dict[str, SummedEntry]]:
     """Put updates and what the method needs of messages together, and say how each entry is added up."""
-    layout, method_entries = setup.layout, entries_of(setup, setup.method.message_sums)
-    whole = {
-        name: {
-            PARAMETERS: layout.shared_parameters(row),
-            BUFFERS: layout.shared_buffers(row),
-            **{key: messages[name][key] for key in method_entries if key in messages[name]},
-        }
-        for name, row in updates.items()
-    }
-    return whole, {**UPDATE_ENTRIES, **method_entries}
+    whole = {name: update_message(setup, row, messages[name]) for name, row in updates.items()}
+    return whole, update_entries(setup.method, max(setup.sizes.values()))
 
 
 def _summed_replies(setup: Setup, total: Total, means: Tree) -> Replies:
@@ -193,11 +224,15 @@ def _summed_replies(setup: Setup, total: Total, means: Tree) -> Replies:
 
 
 def choose_by_sums(
-    setup: Setup, rule: Measured, candidates: Candidates, votes: Mapping[str, Vote | str]
+    setup: Setup,
+    adder: Adder,
+    rule: Measured,
+    candidates: Candidates,
+    votes: Mapping[str, Vote | HeldVote | str],
 ) -> Trial:
     """Choose among candidate steps by sums over the clients' votes.
 
-    A client whose measurement cannot count is left out before the sum, as a site itself would do.
+    A client whose measurement cannot count is left out before the sum, as a site itself does.
     """
     transform, count = setup.transforms.sums_only, len(candidates.coefficients)
     assert transform is not None
@@ -205,17 +240,18 @@ def choose_by_sums(
     left_out: dict[str, str] = {}
     messages: dict[str, Tree] = {}
     for name, vote in votes.items():
+        if isinstance(vote, HeldVote):
+            messages[name] = {key: torch.zeros(count, dtype=torch.float64) for key in ("losses", "spread")}
+            continue
         problem = vote if isinstance(vote, str) else vote.problem(count)
         if isinstance(vote, Vote) and problem is None:
-            spread = torch.from_numpy(weights[name] * vote.variances)
-            messages[name] = {"losses": torch.tensor(vote.losses, dtype=torch.float64), "spread": spread}
+            messages[name] = vote_message(vote, weights[name])
         else:
             left_out[name] = str(problem)
     if len(messages) < transform.clients[0]:
         return rule.choose_by_sums(np.full(count, np.nan), np.full(count, np.nan), 0.0, left_out)
-    largest = max(weights.values())
-    entries = {"losses": SummedEntry(LARGEST_LOSS), "spread": SummedEntry(largest * LARGEST_LOSS**2)}
-    total = add_up(transform, messages, weights, entries)
+    entries = vote_entries(setup.method, max(setup.sizes.values()))
+    total = add_up(adder, messages, weights, entries)
     heard = total.weight / sum(weights.values())
     losses, variances = total.sums["losses"] / total.weight, total.sums["spread"] / total.weight**2
     return rule.choose_by_sums(losses.numpy(), variances.numpy(), heard, left_out)

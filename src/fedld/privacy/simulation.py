@@ -24,26 +24,18 @@ from fedld.privacy.gram import (
 )
 from fedld.privacy.journal import Journal
 from fedld.privacy.messages import (
-    AdvertiseKeys,
-    ConsistencyCheck,
     GramDelivery,
     GramKey,
     GramKeyList,
     GramOpening,
     GramProducts,
     GramShares,
-    KeyList,
-    MaskedInput,
     SecureMessage,
-    ShareDelivery,
-    ShareKeys,
-    SurvivorList,
-    SurvivorProof,
-    Unmask,
     from_bytes,
     to_bytes,
 )
-from fedld.privacy.sum_server import OpenedSum, SumServer
+from fedld.privacy.numbered import SiteSide, answer_sum, begin_sum, open_sum
+from fedld.privacy.sum_server import OpenedSum
 from fedld.privacy.sum_site import SumSite
 
 GRAM_STEPS = ("key", "shares", "products")
@@ -286,39 +278,34 @@ class _SimulatedSum(_Simulated):
     def run(self, coded: Mapping[str, Integers]) -> OpenedSum:
         """The five messages, one after the other."""
         context = cast(SumContext, self._context)
+        sides = {name: self._side(name, coded[name]) for name in context.sites}
         sites: dict[str, SumSite] = {}
-        server = SumServer(context=context)
-        first: list[AdvertiseKeys] = []
+        first: dict[str, bytes] = {}
         for name in self._present(context.sites, "keys"):
-            sites[name], advert = SumSite.begin(context, name, self.identities[name], self.journals[name])
-            first.append(self._send(AdvertiseKeys, advert, name))
-        server, keys = server.list_keys(first)
+            sites[name], first[name] = begin_sum(context, sides[name])
+            self.sent[name] += len(first[name])
 
-        second: list[ShareKeys] = []
-        for name in self._present(sorted(sites), "shares"):
-            sites[name], shares = sites[name].share_keys(self._send(KeyList, keys), self.journals[name])
-            second.append(self._send(ShareKeys, shares, name))
-        server, deliveries = server.deliver(second)
+        def ask(number: int, answers: Mapping[str, bytes]) -> dict[str, bytes]:
+            messages: dict[str, bytes] = {}
+            for name in self._present(answers, self.steps[number - 1]):
+                sites[name], messages[name] = answer_sum(sites[name], number, answers[name], sides[name])
+                self.sent[name] += len(messages[name])
+            return messages
 
-        third: list[MaskedInput] = []
-        for name in self._present(sorted(deliveries), "input"):
-            delivery = self._send(ShareDelivery, deliveries[name])
-            sites[name], masked = sites[name].mask(delivery, coded[name], self.journals[name])
-            third.append(self._send(MaskedInput, masked, name))
-        server, survivors = server.collect(third)
+        return open_sum(context, first, ask, _refused)
 
-        fourth: list[ConsistencyCheck] = []
-        for name in self._present(survivors.survivors, "check"):
-            listed = self._send(SurvivorList, survivors)
-            sites[name], check = sites[name].check(listed, self.identities[name], self.journals[name])
-            fourth.append(self._send(ConsistencyCheck, check, name))
-        server, proof = server.confirm(fourth)
+    def _side(self, name: str, vector: Integers) -> SiteSide:
+        return SiteSide(
+            site=name,
+            identity=self.identities[name],
+            journal=self.journals[name],
+            vector=lambda _: vector,
+        )
 
-        fifth: list[Unmask] = []
-        for name in self._present(list(proof.signatures), "unmask"):
-            sites[name], unmask = sites[name].unmask(self._send(SurvivorProof, proof), self.journals[name])
-            fifth.append(self._send(Unmask, unmask, name))
-        return server.open(fifth)[1]
+
+def _refused(site: str, why: str) -> None:
+    """Simulated sites are honest, so a refused message is a defect."""
+    raise FedLDError(f"the message of simulated site '{site}' was refused: {why}")
 
 
 class _SimulatedGram(_Simulated):

@@ -1,10 +1,15 @@
-"""Secure sums and Gram matrices as transforms: the server of a run on one machine sees no single update."""
+"""Secure sums and Gram matrices as transforms: the server of a run sees no single update.
+
+On one machine the sites are simulated. Across sites sums have the same vectors, bounds and results, and
+`fedld.engine.backends.flower` carries the messages.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedld.layout import Tree
@@ -22,6 +27,8 @@ from fedld.transforms.base import (
     UpdateTransform,
 )
 
+BITS = 64
+"""Of a number: a parameter is rounded to a multiple of about 1e-12, and clients may have any weights."""
 BUCKETS = 64
 """A sketch has a multiple of so many numbers."""
 LONGEST_SKETCH = 1024
@@ -30,10 +37,7 @@ LONGEST_SKETCH = 1024
 
 @dataclass(frozen=True)
 class SecureSummation(UpdateTransform):
-    """Fixed point modulo 2^64, masks, shares and the five messages of a secure sum, among simulated sites.
-
-    With 64 bits a parameter is rounded to a multiple of about 1e-12 and clients may have any weights.
-    """
+    """Fixed point modulo 2^64, masks, shares and the five messages of a secure sum, among simulated sites."""
 
     name: ClassVar[str] = "secure sum"
     sums_only: ClassVar[bool] = True
@@ -65,27 +69,14 @@ class SecureSummation(UpdateTransform):
     ) -> Total:
         """Sum the messages; `settings` is the digest of what the clients agreed on before."""
         form = next(iter(messages.values()), {})
-        present = [key for key in entries if key in form and form[key].numel()]
-        code = FixedPoint(
-            bits=64,
-            sites=len(messages),
-            largest_weight=max((int(weight) for weight in weights.values()), default=1),
-            segments=tuple(
-                Segment(key, form[key].numel(), entries[key].bound, entries[key].weighted) for key in present
-            ),
-        )
+        largest = max((int(weight) for weight in weights.values()), default=1)
+        code = sum_code(form, entries, sites=len(messages), largest_weight=largest)
         places = _places(messages)
-        vectors = {
-            place: np.concatenate([messages[client][key].double().flatten().numpy() for key in present])
-            for place, client in places.items()
-        }
+        vectors = {place: sum_vector(messages[client], entries) for place, client in places.items()}
         counts = {place: int(weights[client]) for place, client in places.items()}
         opened = secure_sum(vectors, counts, code, settings=settings)
         clients = tuple(places[place] for place in opened.survivors)
-        parts = torch.split(torch.from_numpy(opened.total), [form[key].numel() for key in present])
-        sums = {key: tensor.double() for key, tensor in form.items() if key in entries}  # the empty ones
-        sums |= {key: part.view(form[key].shape) for key, part in zip(present, parts, strict=True)}
-        return Total(clients=clients, weight=float(sum(weights[c] for c in clients)), sums=sums)
+        return sum_total(opened.total, clients, form, entries, weights)
 
 
 @dataclass(frozen=True)
@@ -156,3 +147,46 @@ def sketch_length(dimension: int) -> int:
 def _places(messages: Mapping[str, Tree]) -> dict[str, str]:
     """Names for the simulated sites, sorted as the clients are."""
     return {f"client{k:04}": client for k, client in enumerate(messages)}
+
+
+def sum_code(
+    form: Tree, entries: Mapping[str, SummedEntry], *, sites: int, largest_weight: int
+) -> FixedPoint:
+    """Give the fixed point of a sum of messages.
+
+    Args:
+        form: A message, or tensors without content of its shapes.
+        entries: How each entry is added up.
+        sites: How many clients may contribute.
+        largest_weight: Largest weight of one client.
+    """
+    segments = tuple(
+        Segment(key, form[key].numel(), entries[key].bound, entries[key].weighted)
+        for key in _present(form, entries)
+    )
+    return FixedPoint(bits=BITS, sites=sites, largest_weight=largest_weight, segments=segments)
+
+
+def sum_vector(message: Tree, entries: Mapping[str, SummedEntry]) -> npt.NDArray[np.float64]:
+    """Give the summed entries of a message as one vector, in the order of the code's segments."""
+    parts = [message[key].double().flatten().numpy() for key in _present(message, entries)]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def sum_total(
+    total: npt.NDArray[np.float64],
+    clients: tuple[str, ...],
+    form: Tree,
+    entries: Mapping[str, SummedEntry],
+    weights: Mapping[str, float],
+) -> Total:
+    """Give an opened sum by entry."""
+    present = _present(form, entries)
+    parts = torch.split(torch.from_numpy(total), [form[key].numel() for key in present])
+    sums = {key: torch.zeros(t.shape, dtype=torch.float64) for key, t in form.items() if key in entries}
+    sums |= {key: part.view(form[key].shape) for key, part in zip(present, parts, strict=True)}
+    return Total(clients=clients, weight=float(sum(weights[c] for c in clients)), sums=sums)
+
+
+def _present(form: Tree, entries: Mapping[str, SummedEntry]) -> list[str]:
+    return [key for key in entries if key in form and form[key].numel()]

@@ -4,14 +4,15 @@ An engine is a value: `fedld.run(..., engine=...)` takes one by name or as an ob
 these methods. The loop knows nothing else about where clients train.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fedld.config.experiment import Experiment
 from fedld.data import Federation
 from fedld.engine.jobs import Done, Failure, Job, JobResult, Setup, SharedMemory
 from fedld.layout import Tree
+from fedld.transforms import SummedEntry, Total
 
 
 class Backend(Protocol):
@@ -35,6 +36,26 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Release processes and connections."""
+        ...
+
+
+@runtime_checkable
+class SummingBackend(Protocol):
+    """A backend whose clients keep their messages to themselves until these are summed."""
+
+    def total(
+        self,
+        messages: Mapping[str, Tree],
+        weights: Mapping[str, float],
+        entries: Mapping[str, SummedEntry],
+    ) -> Total:
+        """Add up what the clients keep of the last jobs.
+
+        Args:
+            messages: by client, the form alone of what each keeps.
+            weights: how much each client counts.
+            entries: how each entry is added up.
+        """
         ...
 
 

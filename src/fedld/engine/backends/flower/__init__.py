@@ -5,6 +5,7 @@ site        the ClientApp: does the jobs on the site's own data, keeps its state
 limits      what a site lets a server ask of it
 budget      what a site measures for one run
 disclosure  which images a site measures, and how exactly it tells the result
+secure_site, secure_server   secure sums: results that stay at sites, and the messages about them
 sites       who takes part: site names, not Flower's changing node ids
 federation  a Federation without pixels for the server, and one with a single client for a site
 orders      a site's jobs in one message, its reply checked

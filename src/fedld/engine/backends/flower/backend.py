@@ -6,20 +6,23 @@ server tests the global model on its own test set while the sites are at work.
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from flwr.app import RecordDict
 
 from fedld.engine.backends.flower.orders import Orders, SiteError, same_structure
+from fedld.engine.backends.flower.secure_server import SecureServer
 from fedld.engine.backends.flower.sites import Patience, Sites, exchange
-from fedld.engine.backends.flower.wire import listed
+from fedld.engine.backends.flower.wire import SecureRequest, listed
 from fedld.engine.backends.inprocess import InProcess
 from fedld.engine.jobs import (
     CandidateJob,
     ClientJob,
+    ClientResult,
     Done,
     Failure,
     Job,
@@ -43,6 +46,7 @@ from fedld.layout import Tree
 from fedld.records.ledger import Ledger
 from fedld.records.schema import Event
 from fedld.tasks.tally import EMPTY
+from fedld.transforms import SummedEntry, Total
 
 DEFAULT_TIMEOUT = 3600.0
 PAUSE = 2.0
@@ -75,11 +79,14 @@ class FlowerBackend:
         kept: Kept,
         ledger: Ledger,
         tell: Callable[[Event], None],
+        folder: Path,
     ) -> None:
         self.setup, self.sites, self.kept, self.ledger, self.tell = setup, sites, kept, ledger, tell
         self.rehearsed = not setup.experiment.canary
         test_images = {site.site: site.test for site in sites.fixed or ()}
         self.orders, self.here = Orders(setup, memory, run, test_images), InProcess(setup, memory)
+        hidden = setup.transforms.sums_only is not None
+        self.secure = SecureServer(setup, sites, run, folder / "secure", ledger) if hidden else None
 
     def run(
         self, jobs: Sequence[Job], common: Tree, done: Done | None = None, deadline: float | None = None
@@ -87,6 +94,8 @@ class FlowerBackend:
         """Do all jobs; a job whose site is missing is a failure, or a measure that is not known."""
         limit = DEFAULT_TIMEOUT if deadline is None else deadline - time.monotonic()
         request = _Request(jobs, common, limit, self._places(jobs))
+        if self.secure is not None:
+            self.secure.begin()
         if not self.rehearsed:
             self._rehearse(request)
         self._ask(request, list(request.places), limit, lambda: self._test(request))
@@ -98,8 +107,25 @@ class FlowerBackend:
                 done(job, result)
         return results
 
+    def total(
+        self,
+        messages: Mapping[str, Tree],
+        weights: Mapping[str, float],
+        entries: Mapping[str, SummedEntry],
+    ) -> Total:
+        """Open the secure sum of what the sites keep of the last jobs."""
+        assert self.secure is not None
+        return self.secure.total(messages, weights, entries)
+
     def close(self) -> None:
         """The grid belongs to Flower."""
+
+    def _request(self, request: _Request, sites: Iterable[str]) -> dict[str, SecureRequest]:
+        """A request to keep results for a sum, for each of the sites that have a part in the round."""
+        if self.secure is None:
+            return {}
+        asked = [site for site in sites if any(isinstance(j, RoundJob) for j in _jobs(request, site))]
+        return dict.fromkeys(asked, self.secure.request(asked)) if asked else {}
 
     def _places(self, jobs: Sequence[Job]) -> dict[str, list[tuple[int, ClientJob]]]:
         """Jobs by site, a loss job for several sites divided; who has no test images is asked for none."""
@@ -128,8 +154,15 @@ class FlowerBackend:
         self.rehearsed = True
         first = {site: request.jobs[k] for k, site in _training(request.jobs).items()}
         nodes = {site: node for site, node in self.sites.present.items() if site in first}
+        secure = self._request(request, nodes)
         contents = {
-            node: self.orders.write([cast(ClientJob, first[site])], request.common, set(), canary=True)
+            node: self.orders.write(
+                [cast(ClientJob, first[site])],
+                request.common,
+                set(),
+                canary=True,
+                secure=secure.get(site),
+            )
             for site, node in nodes.items()
         }
         replies = exchange(self.sites.grid, contents, "train", Patience(request.limit), self.orders.largest)
@@ -168,9 +201,13 @@ class FlowerBackend:
         self.sites.refresh()
         present, kept = self.sites.present, self.kept()
         nodes = {site: present[site] for site in sites if site in present}
+        secure = self._request(request, nodes)
         contents = {
             node: self.orders.write(
-                _jobs(request, site), request.common, {round_ for owner, round_ in kept if owner == site}
+                _jobs(request, site),
+                request.common,
+                {round_ for owner, round_ in kept if owner == site},
+                secure=secure.get(site),
             )
             for site, node in nodes.items()
         }
@@ -181,17 +218,30 @@ class FlowerBackend:
         replies = exchange(self.sites.grid, contents, "train", patience, self.orders.largest, meanwhile)
         for site in sites:
             reply = replies[nodes[site]] if site in nodes else self._absent(site)
-            self._file(request, site, reply)
-            self._enter(request, site, contents.get(nodes.get(site, 0)), reply)
+            sent = contents.get(nodes.get(site, 0))
+            self._file(request, site, sent, reply)
+            self._enter(request, site, sent, reply)
 
-    def _file(self, request: _Request, site: str, reply: RecordDict | Failure) -> None:
+    def _file(
+        self, request: _Request, site: str, sent: RecordDict | None, reply: RecordDict | Failure
+    ) -> None:
         places = request.places[site]
         found: Any = reply
         if not isinstance(reply, Failure):
-            found = self._read(partial(self.orders.read, _jobs(request, site)), reply)
+            assert sent is not None
+            found = self._read(partial(self._results, site, _jobs(request, site), sent), reply)
         results = [found] * len(places) if isinstance(found, Failure) else found
         for (k, _), result in zip(places, results, strict=True):
             request.found[k, site] = result
+
+    def _results(
+        self, site: str, jobs: list[ClientJob], sent: RecordDict, reply: RecordDict
+    ) -> list[ClientResult]:
+        """The results of a site's jobs; the first message of a secure sum is kept."""
+        results = self.orders.read(jobs, reply)
+        if self.secure is not None:
+            self.secure.keep(site, jobs, sent, reply)
+        return results
 
     def _enter(
         self, request: _Request, site: str, sent: RecordDict | None, reply: RecordDict | Failure

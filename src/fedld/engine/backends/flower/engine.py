@@ -112,7 +112,15 @@ class FlowerEngine:
         return False
 
     def check(self, setup: Setup, rows: int) -> None:
-        """The sites train, each within its own memory; the server has the updates only."""
+        """The sites train, each within its own memory; secure rounds need a key of every site."""
+        if setup.experiment.secure is None or self.sites is None:
+            return
+        lacking = [site.site for site in self.sites.fixed or () if site.identity is None]
+        if lacking:
+            raise FedLDError(
+                f"secure = '{setup.experiment.secure}' needs pinned keys at every site: start "
+                f"'{lacking[0]}' with --peers peers.toml"
+            )
 
     def backend(self, setup: Setup, memory: SharedMemory) -> Backend:
         """The sites as workers."""
@@ -135,7 +143,7 @@ class FlowerEngine:
             refused=self.sites.refused,
             versions={"fedld": __version__, "flwr": version("flwr"), "torch": torch.__version__},
         )
-        return FlowerBackend(setup, memory, self.sites, self.run_id, kept, self.ledger, report)
+        return FlowerBackend(setup, memory, self.sites, self.run_id, kept, self.ledger, report, self.folder)
 
     def provenance(self) -> dict[str, str]:
         """The head of the server's ledger at the run's end."""

@@ -16,12 +16,22 @@ from fedld.aggregation.measured import LARGEST_LOSS
 from fedld.analysis.sites import SiteResult
 from fedld.data import Client
 from fedld.engine.backends.flower.site import site_settings
-from fedld.engine.backends.flower.wire import Answer, Order, Rehearsal, pack, size, tree, unpack
+from fedld.engine.backends.flower.wire import (
+    Answer,
+    Order,
+    Rehearsal,
+    SecureRequest,
+    pack,
+    size,
+    tree,
+    unpack,
+)
 from fedld.engine.jobs import (
     CandidateJob,
     ClientJob,
     ClientResult,
     Failure,
+    HeldVote,
     Incoming,
     JobResult,
     LossJob,
@@ -60,11 +70,18 @@ class Orders:
 
     def __init__(self, setup: Setup, memory: SharedMemory, run: str, test_images: Mapping[str, int]) -> None:
         self.setup, self.memory, self.run, self.test_images = setup, memory, run, test_images
+        self.summed = setup.transforms.sums_only is not None
         self.settings = tomli_w.dumps(site_settings(setup.experiment))
         self.largest = 8 * 4 * setup.layout.size + setup.method.message_bytes(setup.layout) + SPARE
 
     def write(
-        self, jobs: Sequence[ClientJob], common: Tree, kept: set[int], *, canary: bool = False
+        self,
+        jobs: Sequence[ClientJob],
+        common: Tree,
+        kept: set[int],
+        *,
+        canary: bool = False,
+        secure: SecureRequest | None = None,
     ) -> RecordDict:
         """One message with all that a site has to do; states of the rounds `kept` must stay there."""
         models: Tree = {}
@@ -91,6 +108,7 @@ class Orders:
             jobs=sent,
             canary=canary,
             sites=len(self.setup.sizes),
+            secure=secure,
         )
         return pack(order, **trees)
 
@@ -137,12 +155,14 @@ class Orders:
         """The result of job k, with the tensors that came along; what is finite is for the server to say."""
         match job:
             case PrepareJob():
-                message = tree(reply, "message")
                 answer.read(k, Prepared)
+                if self.summed:
+                    return Prepared(_form(answer), True)
+                message = tree(reply, "message")
                 self._check_message(job, message)
                 return Prepared(message, all(map(_finite, message.values())))
             case TrainJob():
-                return self._trained(job, answer.read(k, Trained), reply)
+                return self._trained(job, answer.read(k, Trained), answer, reply)
             case PersonalJob():
                 personal = replace(answer.read(k, Personal), test=None)  # the global test set is the server's
                 if personal.own is not None:
@@ -155,15 +175,16 @@ class Orders:
                 tally = answer.read(k, Tally)
                 self._check_tally(tally, self.setup.sizes[job.clients[0]])
                 return tally
+            case CandidateJob() if self.summed:
+                return answer.read(k, HeldVote)
             case CandidateJob():
                 vote = answer.read(k, Vote)
                 if vote.count > self.setup.sizes[job.incoming.client]:
                     raise FedLDError("it measured more images than it described")
                 return vote
 
-    def _trained(self, job: TrainJob, trained: Trained, reply: RecordDict) -> Trained:
+    def _trained(self, job: TrainJob, trained: Trained, answer: Answer, reply: RecordDict) -> Trained:
         layout, row = self.setup.layout, self.memory.updates[job.slot]
-        update, message = self._update(tree(reply, "update")), tree(reply, "message")
         if lacking := [key for key in MEASURED if key not in trained.metrics]:
             raise FedLDError(f"its metrics lack '{lacking[0]}'")
         least = 0 if self.setup.method.second_moments else 1  # in closed form nothing is trained
@@ -172,13 +193,25 @@ class Orders:
         for tally in (trained.before, trained.after):
             if tally is not None:
                 self._check_tally(tally, self.setup.sizes[job.incoming.client])
-        self._check_message(job, message)
         row.zero_()
-        layout.set_shared(row, update)
         untold = {"train_loss"} if self.setup.private else set()
         metrics = torch.tensor([value for key, value in trained.metrics.items() if key not in untold])
+        if self.summed:
+            return replace(trained, message=self._held_message(answer), finite=_finite(metrics))
+        update, message = self._update(tree(reply, "update")), tree(reply, "message")
+        self._check_message(job, message)
+        layout.set_shared(row, update)
         finite = all(map(_finite, (update, *message.values(), metrics)))
         return replace(trained, message=message, finite=finite)
+
+    def _held_message(self, answer: Answer) -> Tree:
+        """The form of a message that stays at its site, beside an update of the layout's form."""
+        form, layout = _form(answer), self.setup.layout
+        lengths = {PARAMETERS: layout.shared, BUFFERS: layout.shared_end - layout.trainable}
+        for key, length in lengths.items():
+            if key not in form or form.pop(key).shape != (length,):
+                raise FedLDError(f"it keeps no update with '{key}' of {length} numbers")
+        return form
 
     def _update(self, sent: Tree) -> Tensor:
         """The shared part of an update from the message that a site sent."""
@@ -253,6 +286,11 @@ def _sound(one: SiteResult, images: int) -> SiteResult:
     if not 0 < one.pictures <= images or not 0 <= (one.patients or 0) <= one.pictures:
         raise FedLDError("its results are of an impossible number of pictures")
     return one
+
+
+def _form(answer: Answer) -> Tree:
+    """The form of what a site keeps for a sum."""
+    return answer.held.form() if answer.held else {}
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -45,12 +45,23 @@ from fedld.engine.backends.flower.federation import (
     training_rows,
 )
 from fedld.engine.backends.flower.limits import Limits, QuotaError
+from fedld.engine.backends.flower.secure_site import (
+    SecureSite,
+    held_form,
+    held_result,
+    job_entries,
+    round_job,
+)
 from fedld.engine.backends.flower.site_privacy import SitePrivacy, check_jobs, measures_records
 from fedld.engine.backends.flower.wire import (
     Answer,
+    Held,
     Order,
     Question,
     Rehearsal,
+    SecureStep,
+    carried,
+    carried_bytes,
     listed,
     pack,
     site_name,
@@ -62,6 +73,7 @@ from fedld.engine.backends.processes import tune_process
 from fedld.engine.jobs import (
     ClientJob,
     ClientResult,
+    HeldVote,
     Incoming,
     JobResult,
     LossJob,
@@ -83,10 +95,13 @@ from fedld.engine.network import divided, make_layout
 from fedld.engine.private import private_steps
 from fedld.engine.setup import features_for, for_task, weighted
 from fedld.engine.states import StateStore
+from fedld.engine.summing import update_message, vote_message, weight_of
 from fedld.errors import FedLDError
 from fedld.layout import Layout, Tree
 from fedld.methods import Method
 from fedld.models import as_model
+from fedld.privacy.context import public_key
+from fedld.privacy.peers import PEERS, Peers, open_peers
 from fedld.privacy.policy import POLICY, Policy, Request, read_policy
 from fedld.records.ledger import Ledger
 from fedld.records.writer import write_atomically
@@ -122,6 +137,9 @@ def introduce(message: Message, context: Context) -> Message:
             limits.min_images,
             [column.column() for column in question.columns],
         )
+        if context.node_config.get("peer-key"):
+            identity = public_key(_peers(context).identity)
+            description = description.model_copy(update={"identity": identity})
         return pack(description), {"description": description.model_dump()}
 
     return _guarded("description", answer, message, context)
@@ -144,6 +162,20 @@ def work(message: Message, context: Context) -> Message:
         return pack(said, **trees), facts
 
     return _guarded("order", answer, message, context)
+
+
+@app.train("secure")
+def secure_step(message: Message, context: Context) -> Message:
+    """Answer a numbered message of a secure computation over a result that the site keeps."""
+
+    def answer() -> tuple[RecordDict, dict[str, Any]]:
+        step = unpack(SecureStep, message.content)
+        _same_version(step.version)
+        content = _secure_site(context, step.run).answer(step, carried_bytes(message.content))
+        facts = {"run": step.run, "context": step.context, "message": step.number}
+        return pack(Answer(), secure=carried(content)), facts
+
+    return _guarded("secure", answer, message, context)
 
 
 def _guarded(
@@ -190,10 +222,12 @@ class Site:
         self.folder = _states(context) / order.run
         method, parts = make_method(experiment), Parts.of(experiment)
         self._check_policy(context, experiment, method)
+        self.secure = self._secure(context, experiment)
         table = _open(context, experiment.image_size)
         if parts.task.name != table.task:
             raise FedLDError(f"its data is for {table.task}, not for {parts.task.name} (--task)")
-        self.limits.check_order(experiment, method, order.jobs, len(training_rows(table)))
+        self.samples = len(training_rows(table))
+        self.limits.check_order(experiment, method, order.jobs, self.samples)
         self.seed = _own_seed(_states(context))
         federation = site_federation(table, self.name, order, self.folder / "federation")
         self.limits.check_memory(
@@ -236,10 +270,11 @@ class Site:
                 task=make_task(experiment).name,
                 sites=self.order.sites,
                 rounds=experiment.rounds,
-                trains=any(isinstance(job, PrepareJob | TrainJob) for job in self.order.jobs),
+                trains=any(isinstance(job, RoundJob) for job in self.order.jobs),
                 decomposes=experiment.decompose > 0,
                 measures=measures_records(self.order.jobs),
                 private=bool(experiment.dp),
+                secure=self.order.secure is not None,
             )
         )
 
@@ -252,6 +287,19 @@ class Site:
         steps = private_steps(setup.experiment, setup.method, model, setup.federation)
         self.setup = replace(setup, private=steps)
         return SitePrivacy(steps=steps[self.name], folder=_states(context), policy=_policy(context))
+
+    def _secure(self, context: Context, experiment: Experiment) -> SecureSite | None:
+        """The site in the run's secure rounds; what would leave in another way is refused."""
+        asked, job = self.order.secure, round_job(self.order.jobs) if experiment.secure else None
+        if asked is not None and job is None:
+            raise FedLDError("the order has no result of which a secure sum could be made")
+        if job is not None and asked is None:
+            raise FedLDError("results of this run leave in secure sums only, and the order asks for none")
+        if asked is None:
+            return None
+        found = _secure_site(context, self.order.run)
+        found.peers.participants(asked.participants)
+        return found
 
     def _set_aside(self, federation: Federation, fraction: float) -> Federation:
         """Validation images, drawn by the site itself; one with few images trains on all and has no say.
@@ -274,7 +322,34 @@ class Site:
         if self.privacy is not None:
             self.privacy.spend(self.order.run, self.order.jobs)
         results, trees = self._work(content)
-        return Answer(results=[asdict(self._leaving(result)) for result in results]), trees
+        told = [asdict(self._leaving(result)) for result in results]
+        if self.secure is None:
+            return Answer(results=told), trees
+        held, first = self._hold(self.secure, content, trees["summed"])
+        return Answer(results=told, held=held), {"secure": carried(first)} if first else {}
+
+    def _hold(self, secure: SecureSite, content: Any, message: Tree) -> tuple[Held, bytes]:
+        """Keep the result of the round's job; gives its form and message 1 of its sum."""
+        order, method = self.order, self.setup.method
+        job = round_job(order.jobs)
+        assert order.secure is not None
+        assert job is not None
+        entries = job_entries(job, method, order.secure.largest)
+        form = held_form(message, entries)
+        if not form.entries:
+            return form, b""  # the server has this client's sums already
+        held = held_result(
+            order,
+            {name: tree(content, name) for name in tree_names(content)},
+            job,
+            method,
+            message,
+            largest=order.secure.largest,
+            samples=self.samples,
+            with_message=bool(tree(content, f"message.{order.jobs.index(job)}")),
+        )
+        secure.hold(held, message, entries)
+        return form, secure.begin(order.secure)
 
     def _rehearse(self, content: Any) -> Rehearsal:
         """The order on a few images; nothing is kept, and only time and memory are told."""
@@ -308,12 +383,29 @@ class Site:
         for k, job in enumerate(self.order.jobs):
             result = self._do(worker, self._own(job, tree(content, f"message.{k}")))
             results.append(result)
+            if self.secure is not None:
+                trees |= self._summed(result, memory)
+                continue
             if isinstance(result, Trained):
                 plain = {"update": layout.shared_part(memory.updates[0])}
                 trees["update"] = worker.sent if self.setup.transforms else plain
             if isinstance(result, Prepared | Trained):
                 trees["message"] = result.message
         return results, trees
+
+    def _summed(self, result: JobResult, memory: SharedMemory) -> dict[str, Tree]:
+        """What is summed of a result, where it is one of the round's job."""
+        match result:
+            case Trained():
+                return {"summed": update_message(self.setup, memory.updates[0], result.message)}
+            case Prepared():
+                return {"summed": result.message}
+            case Vote():
+                if problem := result.problem(len(result.losses)):
+                    raise FedLDError(problem)
+                weight = weight_of(self.setup.method, self.samples)
+                return {"summed": vote_message(rounded_vote(result), weight)}
+        return {}
 
     def _own(self, job: ClientJob, message: Tree) -> ClientJob:
         """A job with the message that came for it; there is one row for an update here."""
@@ -352,7 +444,7 @@ class Site:
             case [Tally() as tally]:
                 return self._tally(tally)
             case Vote():
-                return rounded_vote(result)
+                return rounded_vote(result) if self.secure is None else HeldVote()
             case SiteTest():
                 return result
         raise TypeError(result)
@@ -428,6 +520,24 @@ def _open(context: Context, image_size: int | None) -> Table:
 def _policy(context: Context) -> Policy | None:
     """The policy that the site was started with, from its own copy; one that is gone refuses everything."""
     return read_policy(_states(context) / POLICY) if context.node_config.get("policy") else None
+
+
+def _peers(context: Context) -> Peers:
+    """The site's key for secure rounds and its pinned keys, from its own copy."""
+    key = context.node_config.get("peer-key")
+    if not key:
+        raise FedLDError("it has no pinned keys of its peers (`site start --peers`), so no secure round")
+    try:
+        return open_peers(_name(context), Path(str(key)), _states(context) / PEERS)
+    except FedLDError as error:
+        print(f"fedld: {error}", file=sys.stderr, flush=True)
+        raise FedLDError("its keys for secure rounds cannot be read, so there is no secure round") from None
+
+
+def _secure_site(context: Context, run: str) -> SecureSite:
+    """The site in the secure rounds of a run, within its policy."""
+    policy, folder = _policy(context), _states(context) / run / "secure"
+    return SecureSite(folder=folder, peers=_peers(context), least=policy.min_sites if policy else 0)
 
 
 def _weights(context: Context) -> Path | None:

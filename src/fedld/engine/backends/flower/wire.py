@@ -17,6 +17,7 @@ from fedld.data.sheet import CATEGORIES
 from fedld.engine.jobs import ClientJob, ClientResult, Count, Seconds
 from fedld.errors import FedLDError, printable
 from fedld.layout import Tree
+from fedld.privacy.context import MOST_SITES
 from fedld.registry import first_problem
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -35,6 +36,7 @@ Pixels = Annotated[int, Field(ge=0, lt=2**80)]
 Name = Annotated[str, Field(max_length=200)]
 Features = Annotated[list[Annotated[str, Field(max_length=404)]], Field(max_length=10_000)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 P = TypeVar("P", bound="Part")
 R = TypeVar("R", bound=ClientResult)
 
@@ -87,7 +89,8 @@ class Description(Part):
     """A site's answer: all that the server ever learns of its data, beside updates and losses.
 
     Of a class with few images the number is not told: None. A table has `columns` and no shape. What a task
-    needs of the targets of all sites is in `target_sums`.
+    needs of the targets of all sites is in `target_sums`. `identity` is the site's public key for secure
+    rounds, where it has pinned its peers'.
     """
 
     site: Annotated[str, Field(pattern=NAME)]
@@ -99,6 +102,7 @@ class Description(Part):
     pixel_sums: tuple[list[Pixels], list[Pixels]] | tuple[()]
     columns: Annotated[list[TableColumn], Field(max_length=10_000)] = []
     target_sums: Annotated[dict[Text, Number], Field(max_length=100)] = {}
+    identity: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
 
     def problem(self, classes: int) -> str | None:
         """What does not add up, if anything."""
@@ -118,6 +122,47 @@ class Description(Part):
         return None
 
 
+class SecureRequest(Part):
+    """What the server says of a secure computation over a result that a site keeps.
+
+    `largest` is the number of images of the largest site, for the bounds; `attempt` tells repetitions apart.
+    """
+
+    computation: Literal["sum"] = "sum"
+    participants: Annotated[list[Annotated[str, Field(pattern=NAME)]], Field(max_length=MOST_SITES)]
+    largest: Annotated[int, Field(ge=1, le=IMAGES)]
+    attempt: Count
+
+
+class SecureStep(Part):
+    """The server's part of message `number` of a secure computation; its bytes travel as the tree `secure`.
+
+    Message 1 of a further attempt comes with a `request`. `context` is the computation's digest otherwise.
+    """
+
+    version: str
+    run: RunId
+    number: Annotated[int, Field(ge=1, le=9)]
+    context: Annotated[str, Field(max_length=64)] = ""
+    request: SecureRequest | None = None
+
+
+class Held(Part):
+    """The form of a result that stays at a site until it is summed: shapes and types of its entries."""
+
+    entries: Annotated[
+        dict[Text, tuple[Annotated[list[Count], Field(max_length=4)], Literal["float32", "float64"]]],
+        Field(max_length=32),
+    ]
+
+    def form(self) -> Tree:
+        """Tensors of these shapes without content."""
+        return {
+            key: torch.empty(shape, dtype=getattr(torch, kind), device="meta")
+            for key, (shape, kind) in self.entries.items()
+        }
+
+
 class Order(Part):
     """What the server asks of a site; `kept` are the rounds of states that a checkpoint may still need.
 
@@ -125,11 +170,12 @@ class Order(Part):
     as `models`. A `canary` is a rehearsal: two steps on a few images, of which time and memory are told and
     nothing kept. `trunk` is the digest of the network's frozen part, which a site has in a file of its own.
     `sites` is the number of sites in the run. `features` are those of all sites' tables together, and
-    `target_sums` are over all sites' targets, where a task needs some.
+    `target_sums` are over all sites' targets, where a task needs some. With `secure` the result of a round's
+    job stays at the site, which answers with its form and message 1 of the secure computation.
     """
 
     version: str
-    run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    run: RunId
     settings: str
     trunk: str = ""
     classes: Classes
@@ -141,6 +187,7 @@ class Order(Part):
     jobs: list[Annotated[ClientJob, Field(discriminator="kind")]]
     canary: bool = False
     sites: Annotated[int, Field(ge=1)] = 1
+    secure: SecureRequest | None = None
 
 
 class Rehearsal(Part):
@@ -153,11 +200,13 @@ class Rehearsal(Part):
 class Answer(Part):
     """A site's answer to an order: one result per job, or the reason why there are none.
 
-    A training's update and what a client says to its method travel as the trees `update` and `message`.
+    A training's update and what a client says to its method travel as the trees `update` and `message`. Where
+    the result is `held`, the tree `secure` has message 1 of the computation instead.
     """
 
     results: Annotated[list[dict[str, Any]], Field(max_length=JOBS)] = []
     rehearsal: Rehearsal | None = None
+    held: Held | None = None
     error: str | None = None
 
     def read(self, k: int, kind: type[R]) -> R:
@@ -204,6 +253,19 @@ def tree(content: RecordDict, name: str) -> Tree:
 def tree_names(content: RecordDict) -> list[str]:
     """The trees that a message has."""
     return [name.removeprefix("tree.") for name in content.array_records if name.startswith("tree.")]
+
+
+def carried(content: bytes) -> Tree:
+    """Bytes of a secure computation as a tree."""
+    return {"message": torch.from_numpy(np.frombuffer(content, np.uint8).copy())}
+
+
+def carried_bytes(content: RecordDict) -> bytes:
+    """The bytes of a secure computation that came with a message."""
+    found = tree(content, "secure").get("message")
+    if found is None or found.dtype != torch.uint8 or found.dim() != 1:
+        raise FedLDError("it came without the bytes of its secure computation")
+    return found.numpy().tobytes()
 
 
 def listed(content: RecordDict) -> dict[str, list[Any]]:

@@ -1,0 +1,162 @@
+"""Secure rounds over the sites' real ClientApp in this process: methods, and sites lost at every message."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.supercore.task_identity import TaskIdentity
+from safetensors.torch import load_file
+from sklearn.datasets import load_digits
+from tests.flower.conftest import Grid
+
+from fedld.config.experiment import make_experiment
+from fedld.deployment.keys import make_peer_key
+from fedld.engine import loop
+from fedld.engine.backends.flower import secure_server
+from fedld.engine.backends.flower.engine import FlowerEngine
+from fedld.errors import FedLDError
+from fedld.privacy.peers import merged_peers, peers_text
+from fedld.records.schema import CLIENTS, ROUNDS
+from fedld.records.writer import read_lines
+
+FIVE = ("alpha", "beta", "delta", "gamma", "omega")
+MEAN = {"rule": {"name": "measured", "rules": "mean", "vote": "mean", "samples": 40}}
+HEAD = {"train": "head", "head": "linear"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Five sites of unequal sizes, with a key of each."""
+    folder = tmp_path_factory.mktemp("five")
+    found, rng = load_digits(), np.random.default_rng(1)
+    images = np.rint(found.images * (255 / 16)).astype(np.uint8)
+    parts = np.split(rng.permutation(len(images))[:320], [40, 90, 150, 190, 240])
+    for name, part in zip((*FIVE, "test"), parts, strict=True):
+        classes = np.array(list("0123456789"))
+        np.savez(folder / f"{name}.npz", images=images[part], labels=found.target[part], classes=classes)
+    for name in FIVE:
+        make_peer_key(name, folder)
+    keys = merged_peers(folder / f"{name}.peer.toml" for name in FIVE)
+    (folder / "peers.toml").write_text(peers_text(keys))
+    return folder
+
+
+class SecureGrid(Grid):
+    """Five sites with pinned keys; `lost` ones answer nothing from a message of a secure sum on."""
+
+    def __init__(self, folder, data):
+        self.nodes, self.replies, self.spoil, self.lost = {}, {}, {}, {}
+        super().__init__(folder, data, ".npz", {})
+        self.nodes, self.carried = {}, []
+        for node, site in enumerate(FIVE, start=1):
+            self.join(node, site, **{"peer-key": str(data / f"{site}.peer.key"), "images-per-feature": 0.0})
+            (folder / "state" / site / "peers.toml").write_text((data / "peers.toml").read_text())
+
+    def _answer(self, message):
+        site = self.nodes[message.metadata.dst_node_id].node_config["site"]
+        number = 0
+        if message.metadata.message_type != "query":
+            part = json.loads(str(message.content.config_records["part"]["json"]))
+            number = part.get("number", 1)
+            self.carried.append((site, number))
+        return None if number and number >= self.lost.get(site, 9) else super()._answer(message)
+
+
+@pytest.fixture(autouse=True)
+def task(monkeypatch, data):
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    monkeypatch.setenv("FEDLD_CACHE", str(data / "cache"))
+
+
+def run(folder, data, lost=None, secure="sum", **settings):
+    grid = SecureGrid(folder, data)
+    grid.lost = lost or {}
+    out = folder / "run"
+    common = {"clients": 5, "rounds": 1, "min_clients": 3, "on_client_failure": "skip", "canary": False}
+    common |= {"wait_for_clients": 0, "client_losses": False, "dataset": f"npz:{data}/test.npz", "lr": 0.05}
+    common |= {"round_timeout": 1.5, "grace": 0.1} | ({"secure": secure} if secure else {})
+    loop.run(make_experiment(common | settings), out, engine=FlowerEngine(grid, out))
+    return out, grid
+
+
+def weights(out):
+    model = load_file(out / "model.safetensors")
+    kept = {name: tensor for name, tensor in model.items() if not name.endswith("num_batches_tracked")}
+    return torch.cat([tensor.double().flatten() for _, tensor in sorted(kept.items())])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "fedavg", "model": "resnet8", "canary": True},
+        {"method": "scaffold", "rounds": 2},
+        {"method": "fedld-drift", "rounds": 2, **MEAN},
+        {"method": "ridge", **HEAD},
+        {"method": "fedavg", "start": "closed", **HEAD},
+    ],
+    ids=lambda settings: f"{settings['method']}-{settings.get('start', '')}",
+)
+def test_the_model_is_that_of_the_plain_run(tmp_path, data, settings):
+    summed, grid = run(tmp_path / "summed", data, **settings)
+    plain, _ = run(tmp_path / "plain", data, secure=None, **settings)
+    torch.testing.assert_close(weights(summed), weights(plain), rtol=1e-4, atol=1e-5)
+    assert {number for _, number in grid.carried} == {1, 2, 3, 4, 5}
+    assert not (summed / "conflict.jsonl").exists()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
+def test_a_site_lost_at_any_message_does_not_end_the_sum(tmp_path, data, number):
+    """From message 4 on its vector counts; before, the model is that of the others."""
+    out, _ = run(tmp_path / "lost", data, lost={"omega": number})
+    (line,) = read_lines(out, ROUNDS)
+    assert line["clients"] == (5 if number > 3 else 4)
+    if number == 3:
+        plain, _ = run(tmp_path / "plain", data, lost={"omega": 1}, secure=None)
+        assert (weights(out) - weights(plain)).abs().max() < 2e-6
+
+
+def test_too_few_survivors_begin_anew_among_themselves(tmp_path, data):
+    out, grid = run(tmp_path, data, lost={"omega": 3, "gamma": 3})
+    (line,) = read_lines(out, ROUNDS)
+    assert line["clients"] == 3
+    assert grid.carried.count(("alpha", 1)) == 2  # the order, and the second attempt
+    lines = {line["client"]: line for line in read_lines(out, CLIENTS)}
+    assert {name for name in lines if "excluded" in lines[name]} == {"omega", "gamma"}
+
+
+def test_a_sum_that_lacks_shares_is_never_opened(tmp_path, data):
+    with pytest.raises(FedLDError, match=r"'train' was not opened.*only 3 of 5 sites gave their shares"):
+        run(tmp_path, data, lost={"omega": 5, "gamma": 5})
+    with pytest.raises(FedLDError, match=r"1: 2 usable clients|needs at least 3|sites keep a result"):
+        run(tmp_path / "two", data, lost={"omega": 1, "gamma": 1, "delta": 1}, min_clients=2)
+
+
+def test_an_opened_sum_is_read_again_by_a_resumed_run(tmp_path, data, monkeypatch):
+    """A server that stops after the opening: no site would help to open this round twice."""
+    whole, _ = run(tmp_path / "whole", data)
+    real = secure_server.SecureServer._write
+
+    def stopped(self, *facts):
+        real(self, *facts)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(secure_server.SecureServer, "_write", stopped)
+    with pytest.raises(FedLDError, match="stopped after round 0"):
+        run(tmp_path / "again", data)
+    out, grid = tmp_path / "again" / "run", SecureGrid(tmp_path / "again", data)
+    loop.resume(out, engine=FlowerEngine(grid, out), warn=print)
+    assert torch.equal(weights(out), weights(whole))
+    assert {number for _, number in grid.carried} == {1}
+
+
+def test_what_cannot_be_summed_is_refused_before_the_run(tmp_path, data):
+    with pytest.raises(FedLDError, match="needs single updates"):
+        run(tmp_path / "rule", data, rule={"name": "consensus"})
+    grid = SecureGrid(tmp_path, data)
+    del grid.nodes[5].node_config["peer-key"]
+    out = tmp_path / "run"
+    settings = {"clients": 5, "min_clients": 3, "dataset": f"npz:{data}/test.npz", "secure": "sum"}
+    with pytest.raises(FedLDError, match="start 'omega' with --peers"):
+        loop.run(make_experiment(settings), out, engine=FlowerEngine(grid, out))
