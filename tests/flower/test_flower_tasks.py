@@ -17,7 +17,7 @@ from fedld.engine.backends.flower.federation import FileFacts, describe, open_si
 from fedld.errors import FedLDError
 from fedld.records.schema import CLIENTS
 from fedld.records.writer import read_lines
-from fedld.tasks import Tally
+from fedld.tasks import TASKS, Tally
 
 SITES = ("alpha", "beta", "gamma")
 TARGETS = {
@@ -25,6 +25,7 @@ TARGETS = {
     "regression": "value",
     "survival": "time,event",
     "multilabel": "sick,event",
+    "survival-discrete": "time,event",
 }
 COMMON = {"rounds": 2, "seed": 3, "lr": 0.1, "batch_size": 8, "model": "linear"}
 FLOWER = {"clients": 3, "canary": False, "wait_for_clients": 0, "min_clients": "all"}
@@ -80,7 +81,7 @@ def across_sites(make_grid, tables, task, out="run", **settings):
     grid = make_grid(
         tables,
         ".csv",
-        task=task,
+        task=TASKS[task].data,
         **{"target-column": target, "split-column": "split", "drop": f"{drop},site"},
     )
     given = COMMON | FLOWER | {"task": task, "dataset": f"csv:{tables}/test.csv", "target_column": target}
@@ -247,6 +248,8 @@ def test_small_numbers_of_rows_stay_at_the_site(tables):
     assert by_name["dose"].sums[0] == 40  # 5 missing cells are told of as if they had the site's mean
     few = told_columns([SheetColumn("dose", "number", True, sums=(3.0, 6.0, 14.0))], 40, 12)
     assert few[0].sums is None
+    with pytest.raises(FedLDError, match="survival-discrete needs the number of its events, told from 12 on"):
+        describe(table, "beta", "1", ("risk",), 12, asked=TASKS["survival-discrete"])
     server = [SheetColumn("colour", "text", levels={"green": None})]
     known = describe(table, "beta", "1", ("risk",), 12, server).columns
     assert next(column for column in known if column.name == "colour").levels == {"green": None, "red": None}

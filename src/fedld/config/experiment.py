@@ -50,7 +50,8 @@ class Experiment(BaseModel):
     task: str = setting(
         "data",
         "auto",
-        "auto, classification, multilabel, regression, segmentation, survival",
+        "auto, classification, multilabel, regression, regression-absolute, segmentation, survival, "
+        "survival-discrete",
         travels=True,
         compared=True,
     )

@@ -152,9 +152,12 @@ def make_federation(experiment: Experiment) -> Federation:
         federation = call_with(own, "dataset", **_data_options(experiment))
         if not isinstance(federation, Federation):
             raise FedLDError(f"dataset '{name_of(own)}' made a {type(federation).__name__}, not a Federation")
-    task = make_task(experiment).name
-    if federation.task != task:
-        raise FedLDError(f"task '{task}' does not fit '{federation.name}', which is for {federation.task}")
+    task = make_task(experiment)
+    if federation.task != task.data:
+        raise FedLDError(
+            f"task '{task.name}' does not fit '{federation.name}', which is for {federation.task}"
+        )
+    federation = with_outputs(federation, task)
     if experiment.folds is not None and experiment.fold is not None:
         federation = federation.take_fold(experiment.fold, experiment.folds, experiment.data_seed or 0)
     if experiment.hold_out is not None:
@@ -162,6 +165,12 @@ def make_federation(experiment: Experiment) -> Federation:
     if experiment.validation is not None:
         federation = federation.set_aside(experiment.validation, experiment.seed)
     return federation
+
+
+def with_outputs(federation: Federation, task: Task) -> Federation:
+    """Give a federation whose names of outputs are those of the task."""
+    names = task.output_names(federation.classes)
+    return federation if names == federation.classes else replace(federation, classes=names)
 
 
 def describe_objective(objective: Objective, **changes: Any) -> PartSettings:
@@ -188,7 +197,7 @@ TABLE = {"target_column", "site_column", "split_column"}
 def _data_options(experiment: Experiment) -> dict[str, Any]:
     fields = {"dataset", "data_root", "split", "clients", "partition", "alpha", "classes_per_client"}
     shared = experiment.model_dump(include=fields | TABLE | {"min_size", "image_size", "skip_bad"})
-    shared["task"] = make_task(experiment).name
+    shared["task"] = make_task(experiment).data
     seed = experiment.seed if experiment.data_seed is None else experiment.data_seed
     return {**shared, "seed": seed, "test_seed": experiment.data_seed or 0, **experiment.data}
 

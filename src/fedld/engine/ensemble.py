@@ -17,6 +17,7 @@ from fedld.engine.saved import Facts, SavedModel, load_model
 from fedld.errors import FedLDError, nearest
 from fedld.records.reader import Run, by_label, read_one
 from fedld.records.writer import write_atomically
+from fedld.tasks.regression import Regression
 from fedld.tasks.segmentation import Segmentation
 
 
@@ -72,6 +73,8 @@ class Ensemble:
 
     def _outputs(self, model: SavedModel, samples: NDArray[Any]) -> Tensor:
         """Outputs of a model in the scale of the first one, where targets were standardised."""
+        if not isinstance(model.task, Regression):
+            return model.outputs(samples)
         (mean, deviation), (own_mean, own_deviation) = self.facts.scale, model.facts.scale
         return (model.outputs(samples) * own_deviation + own_mean - mean) / deviation
 

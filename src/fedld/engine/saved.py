@@ -30,7 +30,6 @@ from fedld.models.unet import build_unet, is_unet
 from fedld.models.vector import NAME as VECTOR
 from fedld.models.vector import build_vector
 from fedld.tasks import TASKS, Classification, Task
-from fedld.tasks.regression import Regression
 
 KEY = "fedld"
 BATCH = 64
@@ -52,7 +51,7 @@ class Facts:
     std: tuple[float, ...]
     task: str = "classification"
     columns: tuple[str, ...] = ()  # features of a table, by name
-    scale: tuple[float, ...] = (0.0, 1.0)  # of a regression: mean and deviation of the target
+    scale: tuple[float, ...] = (0.0, 1.0)  # constants of the task; of a regression mean and deviation
     features: str = "linear"  # what a method in closed form made of the trunk's outputs
 
 
@@ -70,17 +69,11 @@ def facts_of(experiment: Experiment, federation: Federation) -> Facts:
         pictures=federation.images.dtype == np.uint8,
         mean=federation.mean,
         std=federation.std,
-        task=federation.task,
+        task=make_task(experiment).name,
         columns=federation.features,
-        scale=_scale(experiment, federation),
+        scale=fit_task(make_task(experiment), federation).constants,
         features=str(experiment.method.get("features", "linear")),
     )
-
-
-def _scale(experiment: Experiment, federation: Federation) -> tuple[float, float]:
-    """Mean and deviation that a regression's outputs are standardised by."""
-    task = fit_task(make_task(experiment), federation)
-    return (task.mean, task.deviation) if isinstance(task, Regression) else (0.0, 1.0)
 
 
 def to_metadata(facts: Facts) -> dict[str, str]:
@@ -102,11 +95,7 @@ class SavedModel:
     @property
     def task(self) -> Task:
         """What the model was trained for."""
-        task = TASKS[self.facts.task]
-        if isinstance(task, Regression):
-            mean, deviation = self.facts.scale
-            return replace(task, mean=mean, deviation=deviation)
-        return task
+        return TASKS[self.facts.task].with_constants(self.facts.scale)
 
     @torch.no_grad()
     def outputs(self, samples: NDArray[Any]) -> Tensor:

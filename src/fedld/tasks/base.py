@@ -26,6 +26,8 @@ class Task(ABC):
     measures: ClassVar[tuple[Measure, ...]]
     lacks: ClassVar[str] = "has no classes"
     """What the task has in the place of one class a sample, for sentences that refuse a method."""
+    kind: ClassVar[str] = ""
+    """The task whose data it takes, where several tasks take the same."""
     dense: ClassVar[bool] = False
     """Whether a model gives its outputs for every pixel."""
 
@@ -154,6 +156,24 @@ class Task(ABC):
             Values by measure; none where only many samples together have one.
         """
         return {}
+
+    @property
+    def data(self) -> str:
+        """The task that its data is for."""
+        return self.kind or self.name
+
+    @property
+    def constants(self) -> tuple[float, float]:
+        """Two numbers that `fitted` found and a model file keeps."""
+        return 0.0, 1.0
+
+    def with_constants(self, constants: Sequence[float]) -> "Task":
+        """Give the task with the numbers of a model file."""
+        return self
+
+    def output_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Give the names of the model's outputs, from those that the data has."""
+        return tuple(names)
 
     def target_sums(self, targets: NDArray[np.generic]) -> dict[str, float]:
         """Compute sums over a client's training targets that `fitted` needs.

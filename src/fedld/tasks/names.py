@@ -3,10 +3,20 @@
 from fedld.tasks.base import Task
 from fedld.tasks.classification import Classification
 from fedld.tasks.multilabel import Multilabel
-from fedld.tasks.regression import Regression
+from fedld.tasks.regression import AbsoluteRegression, Regression
 from fedld.tasks.segmentation import Segmentation
 from fedld.tasks.survival import Survival
+from fedld.tasks.survival_discrete import SurvivalDiscrete
 
 TASKS: dict[str, Task] = {
-    task.name: task for task in (Classification(), Multilabel(), Regression(), Segmentation(), Survival())
+    task.name: task
+    for task in (
+        Classification(),
+        Multilabel(),
+        Regression(),
+        AbsoluteRegression(),
+        Segmentation(),
+        Survival(),
+        SurvivalDiscrete(),
+    )
 }

@@ -59,6 +59,15 @@ class Regression(Task):
         mean = total / count
         return replace(self, mean=mean, deviation=max(squares / count - mean**2, 0.0) ** 0.5 or 1.0)
 
+    @property
+    def constants(self) -> tuple[float, float]:
+        """Mean and deviation."""
+        return self.mean, self.deviation
+
+    def with_constants(self, constants: Sequence[float]) -> "Regression":
+        """Give the task with the mean and deviation of a model file."""
+        return replace(self, mean=float(constants[0]), deviation=float(constants[1]))
+
     def objective(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Give the mean squared error of a batch."""
         return (outputs[:, 0] - (targets - self.mean) / self.deviation).square().mean()
@@ -97,3 +106,23 @@ class Regression(Task):
     def batch(self, outputs: int) -> tuple[Tensor, Tensor]:
         """Give outputs and targets to try functions on."""
         return torch.zeros(4, 1), torch.arange(4.0)
+
+
+@dataclass(frozen=True)
+class AbsoluteRegression(Regression):
+    """Regression by the absolute error: the median of the target, which few extreme values move little."""
+
+    name: ClassVar[str] = "regression-absolute"
+    kind: ClassVar[str] = "regression"
+
+    def objective(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Give the mean absolute error of a batch."""
+        return (outputs[:, 0] - (targets - self.mean) / self.deviation).abs().mean()
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Give the absolute error of every sample, in units of the deviation.
+
+        >>> AbsoluteRegression(mean=10.0, deviation=2.0).losses(torch.tensor([[0.5]]), torch.tensor([12.0]))
+        tensor([0.5000], dtype=torch.float64)
+        """
+        return (outputs[:, 0].double() - (targets.double() - self.mean) / self.deviation).abs()

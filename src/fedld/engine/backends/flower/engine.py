@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from fedld import __version__
 from fedld.config.experiment import Experiment
-from fedld.config.resolve import make_data_spec, make_method, make_task
+from fedld.config.resolve import make_data_spec, make_method, make_task, with_outputs
 from fedld.data import Federation
 from fedld.data.datasets import open_table
 from fedld.engine.backends.base import Backend
@@ -73,20 +73,22 @@ class FlowerEngine:
         if type(make_method(experiment)).federation is not Method.federation:
             name = experiment.method["name"]
             raise FedLDError(f"method '{name}' pools the clients' images, which sites do not give away")
-        task, table = make_task(experiment).name, open_table(make_data_spec(experiment))
-        if table.task != task:
-            raise FedLDError(f"task '{task}' does not fit '{experiment.dataset}', which is for {table.task}")
+        task, table = make_task(experiment), open_table(make_data_spec(experiment))
+        if table.task != task.data:
+            raise FedLDError(
+                f"task '{task.name}' does not fit '{experiment.dataset}', which is for {table.task}"
+            )
         shape = Federation("", table.folder, (), (), table.labels, (), ()).images.shape[1:]
         question = Question(
             version=__version__,
             classes=list(table.classes),
             image_size=experiment.image_size,
-            task=task,
+            task=task.name,
             columns=[TableColumn.of(column) for column in server_columns(table)],
         )
         shape = () if table.features else shape
         self.sites = Sites(self.grid, question, shape, self.registered)
-        return server_federation(table, self._roster(experiment, self.sites))
+        return with_outputs(server_federation(table, self._roster(experiment, self.sites)), task)
 
     def _roster(self, experiment: Experiment, sites: Sites) -> list[Description]:
         """The sites of the run: those on file, else those that come in time."""

@@ -29,7 +29,7 @@ from fedld.engine.backends.flower.wire import Description, Order, TableColumn
 from fedld.errors import FedLDError
 from fedld.paths import cache_root
 from fedld.records.writer import write_atomically
-from fedld.tasks import TASKS
+from fedld.tasks import TASKS, Task
 from fedld.tasks.multilabel import UNKNOWN
 
 EMPTY = np.empty(0, np.int64)
@@ -105,17 +105,19 @@ def describe(
     classes: Sequence[str],
     smallest_class: int = 1,
     server: Sequence[SheetColumn] = (),
+    asked: Task | None = None,
 ) -> Description:
     """What a site tells of its data: numbers of samples by class, and sums over all pixels or columns.
 
     The number of a class with fewer than `smallest_class` samples is None (`told_counts`); so is that of a
-    category, and its name is told only if it is one of the `server`'s table (`told_columns`).
+    category, and its name is told only if it is one of the `server`'s table (`told_columns`). The task that
+    is `asked` for says which sums over targets leave.
     """
-    rows, task = training_rows(table), TASKS[table.task]
+    rows, task = training_rows(table), asked or TASKS[table.task]
     if not len(rows):
         raise FedLDError("there are no training images")
     labels = relabel(table, classes)[rows]
-    _check_events(table, labels)
+    _check_events(task, labels, smallest_class)
     names = task.strata_names(classes)
     images = np.load(table.folder / "images.npy", mmap_mode="r", allow_pickle=False)
     columns, moments = [], []
@@ -136,9 +138,15 @@ def describe(
     )
 
 
-def _check_events(table: Table, labels: NDArray[Any]) -> None:
-    if table.task == "survival" and not labels[:, 1].any():
+def _check_events(task: Task, labels: NDArray[Any], least: int) -> None:
+    """Refuse a site without events, and one whose sums would tell of few."""
+    if task.data != "survival":
+        return
+    events = int(labels[:, 1].sum())
+    if not events:
         raise FedLDError(f"it has no event among its {len(labels)} training samples, and survival needs one")
+    if task.target_sums(labels) and min(events, len(labels) - events or least) < least:
+        raise FedLDError(f"{task.name} needs the number of its events, told from {least} on: take survival")
 
 
 def told_columns(
@@ -196,17 +204,18 @@ def relabel(table: Table, classes: Sequence[str]) -> NDArray[Any]:
     A label that a site has not looked for is unknown there. Numbers and times stay as they are.
     """
     other = [name for name in table.classes if name not in classes]
+    if other and table.task not in ("regression", "survival"):
+        word = "label" if table.task == "multilabel" else "class"
+        raise FedLDError(f"{word} '{other[0]}' is not one of the experiment's ({', '.join(classes)})")
+    if table.task == "survival" or (table.task == "regression" and not other):
+        return table.labels
     if other:
-        word = {"classification": "class", "segmentation": "class", "multilabel": "label"}
-        what = f"{word.get(table.task, 'target')} '{other[0]}'"
-        raise FedLDError(f"{what} is not one of the experiment's ({', '.join(classes)})")
+        raise FedLDError(f"its target is '{other[0]}', the experiment's '{classes[0]}'")
     order = np.array([list(classes).index(name) for name in table.classes])
     if table.task == "multilabel":
         labels = np.full((len(table.labels), len(classes)), UNKNOWN, table.labels.dtype)
         labels[:, order] = table.labels
         return labels
-    if table.task in ("regression", "survival"):
-        return table.labels
     return np.asarray(order[table.labels], table.labels.dtype)
 
 

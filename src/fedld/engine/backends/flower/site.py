@@ -105,8 +105,9 @@ from fedld.privacy.peers import PEERS, Peers, open_peers
 from fedld.privacy.policy import POLICY, Policy, Request, read_policy
 from fedld.records.ledger import Ledger
 from fedld.records.writer import write_atomically
+from fedld.registry import find
 from fedld.seeds import derive
-from fedld.tasks import Tally
+from fedld.tasks import TASKS, Tally
 
 TRAVELS = {name for name, setting in SETTINGS.items() if setting.travels}
 """What a server may set at a site: nothing that names a file, and no device."""
@@ -123,8 +124,9 @@ def introduce(message: Message, context: Context) -> Message:
         _same_version(question.version)
         policy = _policy(context)
         task = FileFacts.from_node(context.node_config).task
-        if question.task != task:
-            raise FedLDError(f"its data is for {task}, not for {question.task} (--task)")
+        asked = find(TASKS, question.task, "task")
+        if asked.data != task:
+            raise FedLDError(f"its data is for {task}, not for {asked.name} (--task)")
         table, limits = _open(context, question.image_size), Limits.from_node(context.node_config)
         if policy is not None:
             limits = replace(limits, min_images=max(limits.min_images, policy.smallest_count))
@@ -136,6 +138,7 @@ def introduce(message: Message, context: Context) -> Message:
             question.classes,
             limits.min_images,
             [column.column() for column in question.columns],
+            asked,
         )
         if context.node_config.get("peer-key"):
             identity = public_key(_peers(context).identity)
@@ -224,7 +227,7 @@ class Site:
         self._check_policy(context, experiment, method)
         self.secure = self._secure(context, experiment)
         table = _open(context, experiment.image_size)
-        if parts.task.name != table.task:
+        if parts.task.data != table.task:
             raise FedLDError(f"its data is for {table.task}, not for {parts.task.name} (--task)")
         self.samples = len(training_rows(table))
         self.limits.check_order(experiment, method, order.jobs, self.samples)
