@@ -121,6 +121,12 @@ def test_a_table_at_sites_gives_the_model_of_this_machine(make_grid, tables, tas
         assert [one["labels"] for one in remote["clients"]] == [one["labels"] for one in local["clients"]]
 
 
+def test_sums_of_numbers_at_sites_give_the_solution_of_this_machine(make_grid, tables):
+    settings = {"method": "ridge", "train": "head", "rounds": 1}
+    ours = on_this_machine(tables, "regression", **settings)
+    assert_same_bits(ours, across_sites(make_grid, tables, "regression", **settings))
+
+
 def test_survival_at_real_sites_gives_the_model_of_this_machine(consortium, tables):
     """Server and sites as processes, each site's table and what its columns mean from its own command."""
     target, drop = columns("survival")

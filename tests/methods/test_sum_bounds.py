@@ -130,3 +130,11 @@ def test_sums_that_standardise_inputs():
     }
     for reason, (message, samples) in lies.items():
         assert reason in feature_sums_problem(message, samples)
+
+
+def test_sums_with_other_targets_than_classes():
+    X, _ = features(200, 6)
+    message = {"moments": triangle(X.T @ X), "targets": X.T @ torch.linspace(-2, 3, 200).double()[:, None]}
+    assert sums_problem(message, 200, classes=False) is None
+    assert "described 199" in sums_problem(message, 199, classes=False)
+    assert "not those of any samples" in sums_problem(indefinite(message), 200, classes=False)

@@ -19,6 +19,7 @@ from fedld.aggregation import Aggregate
 from fedld.errors import FedLDError
 from fedld.layout import Layout, Tree
 from fedld.local import LocalClient, Reply
+from fedld.local.base import TaskObjective
 from fedld.methods.base import Messages, MessageSum, Method, Replies, Server
 from fedld.methods.codes import Codes, codes_for
 from fedld.methods.moments import LinearProblem, added, client_sums, head_inputs, head_of, set_head, sum_of
@@ -96,7 +97,9 @@ class SumsMethod(Method):
     def message_problem(self, message: Tree, samples: int) -> str | None:
         """Sums that no samples have, negative errors and losses."""
         negative = [key for key in ("errors", "losses") if key in message and bool((message[key] < 0).any())]
-        return f"its {negative[0]} are negative" if negative else sums_problem(message, samples)
+        if negative:
+            return f"its {negative[0]} are negative"
+        return sums_problem(message, samples, classes=not isinstance(self.objective, TaskObjective))
 
     def message_bytes(self, layout: Layout) -> int:
         """Those of the sums, by class."""

@@ -4,6 +4,7 @@ With X the head's inputs with a one appended and Y the one-hot labels, A = X'X a
 
 - n is a whole number, at most the samples that the client described, and so are the counts by class;
 - the columns of T add up to the last column of A, which is the sum of all inputs;
+- where Y are other targets than classes, n and A alone are bounded;
 - A - sum_c t_c t_c' / n_c, the scatter within classes, is positive semidefinite, and so A is;
 - a mean square of an input is at most 2^16.
 
@@ -22,12 +23,13 @@ ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}
 """Rounding errors of sums, as a share of their trace."""
 
 
-def sums_problem(message: Tree, samples: int) -> str | None:
+def sums_problem(message: Tree, samples: int, *, classes: bool = True) -> str | None:
     """Say why a message cannot hold the sums of a client's samples.
 
     Args:
         message: `moments` (the triangle of X'X, or one by class) and `targets` (X'Y), both or neither.
         samples: How many samples the client described.
+        classes: Whether Y are one-hot labels; other targets are bounded by nothing.
 
     Returns:
         The reason, None if the sums are possible.
@@ -44,7 +46,14 @@ def sums_problem(message: Tree, samples: int) -> str | None:
     if not _fit(moments, targets):
         return "its sums have another shape than the model's head"
     rounding = ROUNDING[moments.dtype]
-    moments, targets = moments.double(), targets.double()
+    moments = moments.double()
+    if not classes:
+        matrix = symmetric(moments)
+        total = matrix[:, -1]
+        return _counts_problem(total[-1:], samples) or _matrix_problem(
+            matrix, total[:, None], total, rounding
+        )
+    targets = targets.double()
     problem = _counts_problem(targets[-1], samples)
     if problem is not None:
         return problem
