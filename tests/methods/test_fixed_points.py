@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from tests.methods.conftest import Federation, FullBatch
 from torch import nn
 
+from fedld.errors import FedLDError
 from fedld.local import Training
 from fedld.methods import METHODS
 from fedld.methods.base import shares
@@ -97,7 +98,38 @@ def test_scaffold_removes_the_drift_of_unequal_clients(data, weights, momentum):
     setting = {"weights": weights, "momentum": momentum, "lr": 0.2}
     drift = distance(METHODS["fedavg"], data, **setting)
     assert distance(Scaffold(), data, **setting) < 1e-6
+    assert distance(Scaffold(first="gradient", beta=0.2), data, **setting) < 1e-6
     assert drift > 1e-3
+
+
+def test_scaffold_may_begin_with_a_step_along_the_mean_gradient(data):
+    """Round 1 is then a step of gradient descent on Eq. 1, and the control variates are the gradients."""
+    training = [replace(TRAINING, batch_size=100)] * 3
+    federation = Federation(Scaffold(first="gradient"), nn.Linear(4, 3).double(), data, training, SIZES)
+    start = federation.server.weights.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(objective(data, shares(SIZES))(start), start)
+    federation.round()
+    torch.testing.assert_close(federation.server.weights, start.detach() - TRAINING.lr * slope)
+    torch.testing.assert_close(federation.server.extra["c"], slope)
+    with pytest.raises(FedLDError, match="first is 'zero' or 'gradient', not 'full'"):
+        Scaffold(first="full")
+    with pytest.raises(FedLDError, match="beta, the server's momentum, is at least 0 and below 1, not 1"):
+        Scaffold(beta=1.0)
+
+
+def test_scaffold_with_momentum_on_the_server_adds_the_last_step(data):
+    places = {}
+    for beta in (0.0, 0.5):
+        torch.manual_seed(0)
+        federation = Federation(
+            Scaffold(beta=beta), nn.Linear(4, 3).double(), data, [replace(TRAINING, lr=0.1)] * 3, SIZES
+        )
+        places[beta] = [federation.server.weights.clone()]
+        for _ in range(2):
+            federation.round()
+            places[beta].append(federation.server.weights.clone())
+    start, first, second = places[0.0]
+    torch.testing.assert_close(places[0.5], [start, first, second + 0.5 * (first - start)])
 
 
 def test_scaffold_reaches_the_optimum_with_some_of_the_clients_too(data):

@@ -35,6 +35,7 @@ HEADS |= {
     "closed_heads": "covid",
     "closed_trunk2": "covid",
     "private_heads": "covid",
+    "long_heads": "covid",
 }
 PARTS = HEADS | dict.fromkeys(("rules", "fundus", "tuned", "covid", "retina_published"), "")
 
