@@ -1,4 +1,4 @@
-"""Commands of the reproduction: `python -m reproduction add DIR...`, `pages`, `figures`, `run`."""
+"""Commands of the reproduction: `python -m reproduction add DIR...`, `candidates DIR`, `pages`, `figures`."""
 
 import argparse
 import sys
@@ -19,6 +19,8 @@ def main(words: list[str] | None = None) -> None:
     add.add_argument("folders", nargs="+", type=Path, metavar="DIR")
     add.add_argument("--data", help="folder of the data sets, written as DATA")
     add.add_argument("--weights", help="file of the pretrained trunk, written as WEIGHTS")
+    candidates = commands.add_parser("candidates", help="make a search file of runs on held-out images")
+    candidates.add_argument("runs", type=Path, metavar="DIR")
     pages = commands.add_parser("pages", help="write the generated blocks of README and docs")
     pages.add_argument("--check", action="store_true", help="only say which pages are not current")
     commands.add_parser("figures", help="draw the figures of the documentation")
@@ -44,6 +46,10 @@ def _run(given: argparse.Namespace) -> None:
 
         machine = {given.weights: "WEIGHTS", given.data and given.data.rstrip("/"): "DATA"}
         print("\n".join(add(given.folders, {path: name for path, name in machine.items() if path})))
+    elif given.command == "candidates":
+        from reproduction.candidates import write_candidates
+
+        print(write_candidates(given.runs))
     elif given.command == "pages":
         from reproduction.pages import update_pages
 

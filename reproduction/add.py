@@ -167,6 +167,11 @@ def _search(folder: Path, search: Table) -> Iterator[Added]:
         for trial in search["trials"]
         if _score(trial) is not None
     ]
+    lines += [
+        Number(name, where, method, None, json.dumps(trial["values"]), measure, value)
+        for trial in search["trials"]
+        for measure, value in trial.get("measures", {}).items()
+    ]
     yield name, about, lines
 
 

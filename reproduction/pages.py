@@ -13,6 +13,7 @@ Templates may use the functions of `FUNCTIONS`; columns are those of `COLUMNS`. 
 `templates/evidence.md.j2` when the documentation is built.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedld.errors import FedLDError
 from fedld.study.comparison import Standing
-from reproduction.evidence import FOLDER, Study, load_figure, load_study, names, read_commands
+from reproduction.evidence import FOLDER, Study, load_figure, load_study, names, numbers_of, read_commands
 
 ROOT = FOLDER.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -346,12 +347,38 @@ def point(name: str, arms: str, term: str, alpha: float | str) -> str:
     return f"{texts[0]} to {texts[-1]}"
 
 
+def candidates(name: str) -> str:
+    """Return the candidates of a search with what held-out images said, the best first.
+
+    Args:
+        name: of the search, `tune/...`.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for number in numbers_of(name):
+        settings = json.loads(number.settings)
+        row = rows.setdefault(settings.pop("candidate"), {"settings": settings})
+        row[number.measure] = number.value
+    head = ["rounds", "last three, %", "best, %", "AUROC", "loss"]
+    body = {
+        label: [
+            f"{row['settings']['rounds']}",
+            f"{row['held_out_accuracy']:.1f}",
+            f"{row['held_out_best']:.1f}",
+            f"{row['held_out_auroc']:.4f}",
+            f"{row['held_out_loss']:.3f}",
+        ]
+        for label, row in rows.items()
+    }
+    return markdown(head, body)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "table": table,
     "across": across,
     "value": value,
     "span": span,
     "standings": standings,
+    "candidates": candidates,
     "figure": figure,
     "point": point,
     "names": names,

@@ -304,7 +304,7 @@ collect() {
     done
 }
 
-[ $# -gt 0 ] || set -- sensitivity_rate shared_heads tuned_heads figure2_heads table2_heads table3_heads sensitivity_alpha last4 closed_heads closed_trunk2 long_heads collect
+[ $# -gt 0 ] || set -- sensitivity_rate shared_heads tuned_heads figure2_heads table2_heads table3_heads sensitivity_alpha last4 closed_heads closed_trunk2 long_heads private_heads collect
 for part in "$@"; do
     start=$(date +%s)
     $part

@@ -11,6 +11,7 @@ from fedld.study.compare import write_comparison
 from fedld.study.comparison import compare_runs
 from reproduction import evidence, figures, pages
 from reproduction.add import add, settings_of
+from reproduction.candidates import SHARED, write_candidates
 
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in pages.PAGES}
 NUMBER = re.compile(r"<!-- (results|across|span|standing|point|value) ")
@@ -89,6 +90,35 @@ def test_a_finished_study_is_added_as_it_was_compared(write_run, tmp_path):
     assert study.settings["fedld"] == {"lr": 0.03}
     with pytest.raises(FedLDError, match="has no table"):
         add([tmp_path], **files)
+
+
+def test_candidates_of_a_search_by_hand_are_added_with_what_held_out_images_said(tmp_path):
+    for name, accuracies in {"slow": [0.5, 0.6, 0.7, 0.8], "stopped": [0.9]}.items():
+        (tmp_path / "hand" / name).mkdir(parents=True)
+        tests = [{"accuracy": accuracy, "auroc": 0.9, "loss": 0.5} for accuracy in accuracies]
+        lines = [json.dumps({"round": k + 1, "test": test}) for k, test in enumerate(tests)]
+        (tmp_path / "hand" / name / "rounds.jsonl").write_text("\n".join([*lines, '{"round": 5}']))
+        shared = "\n".join(f'{key} = "x"' for key in SHARED if key != "dataset")
+        config = (
+            f'dataset = "digits"\n{shared}\nseed = 0\nlr = 0.1\n[method]\nname = "scaffold"\nbeta = 0.5\n'
+        )
+        (tmp_path / "hand" / name / "config.toml").write_text(config)
+    file = write_candidates(tmp_path / "hand")
+    first, second = json.loads(file.read_text())["trials"]
+    assert first["values"] == {
+        "candidate": "stopped",
+        "method": "scaffold",
+        "rounds": 2,
+        "lr": 0.1,
+        "method.beta": 0.5,
+    }
+    assert second["score"] == pytest.approx(70.0)
+    tidy = tmp_path / "evidence.csv.gz"
+    assert add([tmp_path / "hand"], numbers=tidy, commands=tmp_path / "commands.json") == ["tune/hand"]
+    values = {(one.measure, one.value) for one in evidence.read_numbers(tidy)}
+    assert {("held_out_accuracy", 90.0), ("held_out_best", 80.0), ("held_out_auroc", 0.9)} <= values
+    with pytest.raises(FedLDError, match="has an evaluation"):
+        write_candidates(tmp_path / "hand" / "slow")
 
 
 def test_the_page_of_all_tables_has_every_study():
