@@ -26,7 +26,6 @@ MAIN = (
     "fedgh,fedld,consensus,fedld-consensus,measured,fedld-measured,fedld-drift,central"
 )
 TABLE3 = "fedavg,fedprox,fedpac,fedgh,scaffold,fedld,consensus,fedld-measured,fedld-drift,central"
-LONG = "fedavg,fedprox,fedpac,fedgh,scaffold,fedld,fedld-official,fedld-measured,fedld-drift,central"
 BLOCKS = "fedavg,fedprox,scaffold,feddyn,fedexp,fedld,consensus,fedld-measured,fedld-drift,central"
 WITH_MARGIN = ("fedld", "fedld-consensus", "fedld-measured", "fedld-drift")
 
@@ -278,17 +277,6 @@ PARTS: dict[str, list[Study]] = {
     ],
     # Figure 2 from the pretrained trunk with a new head. 5 minutes each.
     "figure2_heads": [_figure2(data) for data in ("fundus", "retina", "covid")],
-    # 200 rounds, as in the paper, at its learning rates. 10 to 20 seconds a run on COVID-FL.
-    "long_heads": [
-        head_study(
-            on,
-            "head-rounds200",
-            LONG,
-            *("--train", "head", "--rounds", "200", "--lr", "0.005" if on == "covid" else "0.01"),
-            *("--seeds", "0,1,2", "--eval-every", "5", "--decompose", "200", "--decompose-samples", "100"),
-        )
-        for on in ("covid", "retina-split3")
-    ],
     # The last four blocks trained too; BatchNorm's statistics stay (averaged ones ended 9 points lower on
     # validation images). 105 minutes.
     "last4": [
@@ -426,6 +414,6 @@ PARTS: dict[str, list[Study]] = {
 }
 PRETRAINED = (
     *("sensitivity_rate", "shared_heads", "tuned_heads", "figure2_heads", "table2_heads", "table3_heads"),
-    *("sensitivity_alpha", "last4", "closed_heads", "closed_trunk2", "long_heads"),
+    *("sensitivity_alpha", "last4", "closed_heads", "closed_trunk2"),
 )
 """Parts with the pretrained trunk, which are run unless others are named."""
