@@ -21,6 +21,7 @@ from fedld.engine.backends.flower.wire import Answer, Description, Question, pac
 from fedld.engine.network import divided, make_layout
 from fedld.engine.setup import prepare
 from fedld.errors import FedLDError
+from fedld.privacy.budget import spent_line
 from fedld.privacy.policy import read_policy
 from fedld.records.ledger import Ledger
 
@@ -404,6 +405,7 @@ def test_the_sites_own_budget_ends_its_part_in_all_runs(ask, tmp_path):
     more = PRIVATE.replace("rounds = 2", "rounds = 1")  # a server that asks for less noise than it may
     refused = "the privacy budget of this site is epsilon 9 (delta 1e-05)"
     assert refused in ask(more, [TRAIN], policy=True).error
+    assert "of 9 spent over all runs (delta 1e-05)" in spent_line(tmp_path / "alpha")
     assert len((tmp_path / "alpha/privacy.jsonl").read_text().splitlines()) == 1
 
 

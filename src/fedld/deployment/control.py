@@ -31,6 +31,7 @@ from fedld.deployment.launch import presence_file, registrations_file
 from fedld.deployment.registrations import Registrations
 from fedld.deployment.unix_socket import connect
 from fedld.errors import FedLDError
+from fedld.privacy.budget import SPENT, spent_line
 from fedld.records.ledger import Ledger, shown
 from fedld.records.reader import read_records
 from fedld.records.schema import ROUNDS
@@ -90,6 +91,8 @@ def site_status(folder: Path) -> Iterator[str]:
         found = ledger.check()
         yield f"  ledger: {found.problem or f'{len(found.entries)} lines, whole'}"
         yield from (f"  {line}" for line in shown(found.entries[-3:]))
+    if (folder / SPENT).exists():
+        yield f"  {spent_line(folder)}"
 
 
 def stop(folder: Path, seconds: float = 30.0) -> None:

@@ -1,10 +1,15 @@
 """A site's privacy budget over all its runs: written down before noise is added, never exceeded."""
 
+import math
 from pathlib import Path
 
 from fedld.errors import FedLDError
 from fedld.privacy.accounting import NoisySteps, epsilon_of
 from fedld.privacy.lines import LockedLines
+from fedld.privacy.policy import POLICY, Policy, read_policy
+
+SPENT = "privacy.jsonl"
+"""The ledger of a site's privacy budget, in its own folder of states."""
 
 
 class BudgetLedger:
@@ -62,3 +67,35 @@ class BudgetLedger:
             ]
         except (KeyError, TypeError, ValueError):
             raise FedLDError(f"the ledger of the privacy budget '{self._lines.file}' is damaged") from None
+
+
+def site_ledger(folder: Path, policy: Policy | None) -> BudgetLedger:
+    """Open the ledger of a site's privacy budget.
+
+    Args:
+        folder: the site's own folder of states.
+        policy: has the budget; without one, or without an epsilon in it, steps are entered and not bounded.
+
+    Returns:
+        The ledger.
+    """
+    bounds = policy or Policy()
+    return BudgetLedger(folder / SPENT, bounds.epsilon or math.inf, bounds.delta)
+
+
+def spent_line(folder: Path) -> str:
+    """Say in one line what a site has spent of its privacy budget, by the policy in its folder.
+
+    Args:
+        folder: the site's own folder of states.
+
+    Returns:
+        The epsilon of all entries, and the budget.
+
+    Raises:
+        FedLDError: the policy or the ledger cannot be read.
+    """
+    policy = read_policy(folder / POLICY) if (folder / POLICY).exists() else None
+    ledger = site_ledger(folder, policy)
+    bound = f"of {ledger.epsilon:g} " if math.isfinite(ledger.epsilon) else ""
+    return f"privacy: epsilon {ledger.spent():.3g} {bound}spent over all runs (delta {ledger.delta:g})"

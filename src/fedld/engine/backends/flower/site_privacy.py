@@ -5,7 +5,6 @@ number of records, checks itself that the epsilon is proved for what it is asked
 of every training into its ledger before it takes them. Its policy bounds what all entries together cost.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,8 @@ from fedld.engine.jobs import CandidateJob, ClientJob, LossJob, PrepareJob, Trai
 from fedld.errors import FedLDError
 from fedld.local.private import PrivateSteps
 from fedld.privacy.accounting import NoisySteps
-from fedld.privacy.budget import BudgetLedger
+from fedld.privacy.budget import site_ledger
 from fedld.privacy.policy import Policy
-
-SPENT = "privacy.jsonl"
-"""The ledger of a site's privacy budget, in its own folder of states."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +44,8 @@ class SitePrivacy:
         trainings = sum(isinstance(job, TrainJob) for job in jobs)
         if not trainings:
             return
-        policy = self.policy or Policy()
-        ledger = BudgetLedger(self.folder / SPENT, policy.epsilon or math.inf, policy.delta)
-        ledger.spend(run, NoisySteps(self.steps.noise, self.steps.rate, trainings * self.steps.steps))
+        steps = NoisySteps(self.steps.noise, self.steps.rate, trainings * self.steps.steps)
+        site_ledger(self.folder, self.policy).spend(run, steps)
 
 
 def measures_records(jobs: Iterable[ClientJob]) -> bool:
