@@ -19,7 +19,7 @@ HERE, OUT = Path(__file__).parent, Path("benchmarks.txt")
 TINY = "--tiny" in sys.argv
 FULL_PARTS = {
     "aggregation": [["aggregation.py", "--busy", "--repeats", "3", "--parts", "speed", "naive", "memory"]],
-    "engine": [["engine.py", "steps", "job", "cross", "profile"]],
+    "engine": [["engine.py", "steps", "masks", "job", "cross", "profile"]],
     "scale": [["scale.py"]],
 }
 TINY_PARTS = {

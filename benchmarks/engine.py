@@ -1,6 +1,6 @@
 """Engine speed as ratios within one run: `python benchmarks/engine.py [PART ...]`.
 
-Parts: steps, job, cross, profile (where a step's time goes), frameworks.
+Parts: steps, masks (steps of a U-Net), job, cross, profile (where a step's time goes), frameworks.
 
 Every figure compares with the loop one would write: plain PyTorch with all cores as threads, float images
 in memory, NCHW, an ordinary optimiser. Both sides alternate, so that a busy machine disturbs both. REPEATS in
@@ -32,12 +32,19 @@ from fedld.engine.backends.pool import WorkerPool
 from fedld.engine.backends.processes import one_thread, tune_process
 from fedld.layout import FlatModel, Layout
 from fedld.local import LocalClient, Objective, Samples, Training
+from fedld.local.base import as_objective
 from fedld.models import build
+from fedld.models.unet import build_unet, is_unet
+from fedld.tasks.segmentation import Segmentation
 
 CASES = {
     "cnn 28x28": ("cnn", 28, 40),
     "resnet18 64x64": ("resnet18", 64, 6),
     "resnet50 224x224": ("resnet50", 224, 1),
+}
+MASK_CASES = {
+    "unet 48x48": ("unet", 48, 10),
+    "unet of width 16, 96x96": ("unet:width=16", 96, 2),
 }
 REPEATS, BATCH, CLASSES = int(os.environ.get("REPEATS", "5")), 50, 10
 FEDLD = str(Path(sys.executable).with_name("fedld"))
@@ -47,20 +54,44 @@ def images(count, size):
     return np.random.default_rng(0).integers(0, 256, (count, size, size, 3), dtype=np.uint8)
 
 
+def network(name, size):
+    """The network of a case: a U-Net for masks of three classes, else one for ten classes of pictures."""
+    if is_unet(name):
+        return build_unet(name, classes=3, input_shape=(3, size, size), seed=0)
+    return build(name, classes=CLASSES, image_size=size, seed=0)
+
+
+def targets(name, count, size):
+    """Class numbers of pictures, or for a U-Net of their pixels."""
+    if is_unet(name):
+        return np.random.default_rng(1).integers(0, 3, (count, size, size))
+    return np.arange(count) % CLASSES
+
+
+def plain_loss(logits, labels):
+    """Cross-entropy; for masks plus soft Dice, as one would write it."""
+    loss = F.cross_entropy(logits, labels)
+    if labels.ndim == 1:
+        return loss
+    p, t = logits.softmax(1)[:, 1:], F.one_hot(labels, 3).permute(0, 3, 1, 2)[:, 1:].float()
+    both, total = (p * t).sum((2, 3)), p.sum((2, 3)) + t.sum((2, 3))
+    return loss + 1 - ((2 * both + 1) / (total + 1)).mean()
+
+
 def plain_steps(name, size, steps):
     """Steps a second of the plain loop on all cores."""
     torch.set_num_threads(mp.cpu_count())
-    model = build(name, classes=CLASSES, image_size=size, seed=0).train()
+    model = network(name, size).train()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     pixels = torch.from_numpy(images(BATCH * 2, size)).permute(0, 3, 1, 2).float().contiguous() / 255
-    labels = torch.arange(len(pixels)) % CLASSES
+    labels = torch.from_numpy(targets(name, len(pixels), size))
     start = 0.0
     for step in range(steps + 1):
         if step == 1:
             start = time.perf_counter()  # the first step only warms up
         chosen = torch.randint(len(pixels), (BATCH,))
         optimiser.zero_grad()
-        F.cross_entropy(model(pixels[chosen]), labels[chosen]).backward()
+        plain_loss(model(pixels[chosen]), labels[chosen]).backward()
         optimiser.step()
     return steps / (time.perf_counter() - start)
 
@@ -82,15 +113,15 @@ def our_steps(name, size, steps, bfloat16):
 
 def _worker(name, size, steps, bfloat16, barrier, queue):
     tune_process()
-    model = build(name, classes=CLASSES, image_size=size, seed=0)
+    model = network(name, size)
     flat = FlatModel(model, Layout.of(model))
     data = images(BATCH * max(steps, 1), size)
-    labels = np.arange(len(data)) % CLASSES
+    labels = targets(name, len(data), size)
     samples = Samples(data, labels, np.arange(len(data)), (0.5,) * 3, (0.25,) * 3)
     client = LocalClient(
         "x", 1, flat, samples, Training(1, BATCH, 0.01, 0.9, dtype="bfloat16" if bfloat16 else "float32"), 0
     )
-    loss = Objective().loss
+    loss = as_objective(Segmentation().objective).loss if is_unet(name) else Objective().loss
     client.train(loss)  # warm-up epoch
     barrier.wait()
     start = time.perf_counter()
@@ -133,6 +164,19 @@ def steps():
                 rows["bfloat16"].append(our_steps(name, size, count, True) / plain)
         table[case] = {key: spread(values) for key, values in rows.items() if values}
         table[case]["share of sgemm"] = spread(shares)
+        print(case, table[case], flush=True)
+    return table
+
+
+def masks():
+    """Training steps of U-Nets."""
+    table = {}
+    for case, (name, size, count) in MASK_CASES.items():
+        ratios = []
+        for _ in range(REPEATS):
+            plain = plain_steps(name, size, count)
+            ratios.append(our_steps(name, size, count, False) / plain)
+        table[case] = spread(ratios)
         print(case, table[case], flush=True)
     return table
 
@@ -360,7 +404,14 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["plain-job"]:
         plain_job(sys.argv[2])
     else:
-        parts = {"steps": steps, "job": job, "cross": cross, "profile": profile, "frameworks": frameworks}
+        parts = {
+            "steps": steps,
+            "masks": masks,
+            "job": job,
+            "cross": cross,
+            "profile": profile,
+            "frameworks": frameworks,
+        }
         for name in sys.argv[1:] or [name for name in parts if name != "frameworks"]:
             print(f"== {name}; {describe()}", flush=True)
             parts[name]()

@@ -1,15 +1,20 @@
 """Add finished studies to the tidy file: folders that `fedld compare`, `reproduce` or `tune` wrote."""
 
+import csv
 import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedld.errors import FedLDError
+from fedld.records.reader import Run, read_one
+from fedld.study.sites import case_means
 from reproduction.evidence import (
+    AT_SITE,
     COMMANDS,
     COSTS,
     NEVER,
@@ -93,7 +98,39 @@ def _tables(folder: Path, written: Table) -> Iterator[Added]:
         about |= {key: table[key] for key in ("measures", "target", "paper", "data") if table.get(key)}
         if all(one["name"] in ("accuracy", *SCORES) for one in about.get("measures", [])):
             about.pop("measures", None)
-        yield name, about, list(_lines(name, table, written["command"]))
+        yield (
+            name,
+            about,
+            [*_lines(name, table, written["command"]), *_site_lines(folder, name, table, written)],
+        )
+
+
+def _site_lines(folder: Path, name: str, table: Table, written: Table) -> Iterator[Number]:
+    """Mean Dice of every site's own test pictures, from the runs of a study of segmentation."""
+    command = written["command"]
+    if "--task segmentation" not in command or not (folder / "study.json").exists():
+        return
+    where = federation_of(command, table.get("data"))
+    for run in read_one(folder).runs:
+        settings = json.dumps(settings_of(command, run.label))
+        for site, dice in sorted(site_dice(run).items()):
+            yield Number(name, where, run.label, run.seed, settings, f"{AT_SITE}{site}", dice)
+
+
+def site_dice(run: Run) -> dict[str, float]:
+    """Give the mean Dice at every site: of its personal model, else of the global one.
+
+    A pooled run has one client; its test pictures are told apart by their site.
+    """
+    means = case_means(run.summary)
+    if len(means) > 1:
+        chosen = {site: models.get("personal") or models["global"] for site, models in means.items()}
+        return {site: one.measures["dice"].value or 0.0 for site, one in chosen.items()}
+    by_site: dict[str, list[float]] = {}
+    with (run.path / "predictions.csv").open(newline="", encoding="utf-8") as stream:
+        for row in csv.DictReader(stream):
+            by_site.setdefault(row["site"], []).append(float(row["dice"]))
+    return {site: fmean(values) for site, values in by_site.items()}
 
 
 def _lines(name: str, table: Table, command: str) -> Iterator[Number]:

@@ -39,6 +39,8 @@ TERMS = [field.name for field in fields(Account) if field.name != "label"]
 COSTS = ("megabytes", "seconds")
 NEVER = "never_predicted:"
 TARGET = "target_"
+AT_SITE = "dice_at:"
+"""Before the name of a site: mean Dice over its own test pictures, of its personal model if it has one."""
 
 
 class Number(NamedTuple):

@@ -2,7 +2,8 @@
 
 `python -m reproduction figures` writes to docs/figures (.png and .svg): sensitivity-rate and
 sensitivity-alpha, the mean accuracy over seeds with its 95 % t interval against the learning rate or
-Dirichlet's alpha; loss-terms, what the global loss of the last round consists of (Eq. 2).
+Dirichlet's alpha; loss-terms and
+loss-terms-tasks, what the global loss of the last round consists of (Eq. 2).
 """
 
 import re
@@ -71,6 +72,13 @@ TERMS = {
     "fundus, Dirichlet 0.5": "fundus-dirichlet0.5-head-shared",
 }
 """Panels of the loss terms and their studies."""
+TASK_TERMS = {
+    "chest X-rays, classes": "covid-head-shared",
+    "heart disease, classes": "heart4-complete",
+    "breast cancer, survival": "tcga-brca-tuned",
+}
+"""The same for one study of every task."""
+PER_ROW = 3  # panels beside each other
 
 Lines = dict[str, dict[float, list[float]]]
 """Method, value on the axis: final accuracy of every seed."""
@@ -105,23 +113,33 @@ def draw(name: str, folder: Path = PICTURES) -> None:
         _save(figure, folder / f"sensitivity-{name}")
 
 
-def draw_terms(folder: Path = PICTURES) -> None:
-    """Write the figure of the loss terms: local and shift loss add up, aggregation takes back or adds."""
+def draw_terms(name: str = "loss-terms", panels: Mapping[str, str] = TERMS, folder: Path = PICTURES) -> None:
+    """Write a figure of the loss terms: local and shift loss add up, aggregation takes back or adds.
+
+    Args:
+        name: of the file.
+        panels: titles and studies.
+        folder: where the file is written.
+    """
+    across = min(PER_ROW, len(panels))
+    down = -(-len(panels) // across)
     with plt.rc_context({"svg.hashsalt": "fedld", "font.size": 9}):
         figure, axes = plt.subplots(
-            1, len(TERMS), figsize=(4.6 * len(TERMS), 2.9), layout="constrained", squeeze=False
+            down, across, figsize=(4.6 * across, 2.9 * down), layout="constrained", squeeze=False
         )
-        for ax, (title, study) in zip(axes[0], TERMS.items(), strict=True):
+        for ax, (title, study) in zip(axes.flat, panels.items(), strict=False):
             standings = load_study(study).comparison.standings
             _terms(ax, {standing.label: standing.account for standing in standings})
             ax.set_title(title, fontsize=10)
+        for ax in axes.flat[len(panels) :]:
+            ax.set_axis_off()
         total, *terms = axes[0][0].get_legend_handles_labels()[0]
         figure.legend(handles=[*terms, total], loc="outside lower center", ncols=4, frameon=False)
-        _save(figure, folder / "loss-terms")
+        _save(figure, folder / name)
 
 
 def _terms(ax: Axes, accounts: Mapping[str, Account]) -> None:
-    drawn = [label for label in COLOURS if label in accounts]
+    drawn = [label for label in COLOURS if label in accounts and accounts[label].total is not None]
     local, shift, aggregation, total = (
         np.array([getattr(accounts[label], term) for label in drawn])
         for term in ("local", "shift", "aggregation", "total")
@@ -212,3 +230,4 @@ def draw_all() -> None:
     for name in FIGURES:
         draw(name)
     draw_terms()
+    draw_terms("loss-terms-tasks", TASK_TERMS)

@@ -26,7 +26,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedld.errors import FedLDError
 from fedld.study.comparison import Standing
-from reproduction.evidence import FOLDER, Study, load_figure, load_study, names, numbers_of, read_commands
+from reproduction.evidence import (
+    AT_SITE,
+    FOLDER,
+    Study,
+    load_figure,
+    load_study,
+    names,
+    numbers_of,
+    read_commands,
+)
 
 ROOT = FOLDER.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -128,13 +137,20 @@ def _setting(row: Row, *keys: str) -> str:
     return "-" if value is None else f"{value}"
 
 
-def _difference(standing: Standing, scale: float = 1.0) -> str:
+def _difference(standing: Standing, scale: float = 1.0, digits: int = 2) -> str:
     """Return the paired difference to the baseline with its interval."""
     d = standing.difference
     if d is None:
         return ""
-    interval = f" [{scale * d.interval[0]:+.2f}, {scale * d.interval[1]:+.2f}]" if d.interval else ""
-    return f"{scale * d.mean:+.2f}{interval}"
+    form = f"+.{digits}f"
+    interval = f" [{scale * d.interval[0]:{form}}, {scale * d.interval[1]:{form}}]" if d.interval else ""
+    return f"{scale * d.mean:{form}}{interval}"
+
+
+def _primary_text(row: Row) -> str:
+    """Return the measure that decides, with its own number of digits."""
+    shown = row.study.comparison.shown
+    return spread(row.standing.values.get(shown.name, {}).values(), shown.digits)
 
 
 @cache
@@ -191,6 +207,15 @@ COLUMNS: dict[str, Column] = {
     "difference": Column(
         "difference to {baseline} [95 %]", lambda row: _difference(row.standing), _mean_difference, "+.1f"
     ),
+    "primary": Column("{primary}", _primary_text),
+    "primary_difference": Column(
+        "difference to {baseline} [95 %]",
+        lambda row: _difference(row.standing, digits=row.study.comparison.shown.digits),
+    ),
+    "own_models": Column(
+        "{primary}, own models",
+        lambda row: spread(row.standing.personal.values(), row.study.comparison.shown.digits),
+    ),
     "p_value": Column("p (Holm)", lambda row: p_text(row.standing.p_value)),
     "effect_size": _single("effect", _effect, "+.1f", ""),
     "last5": _measured("last 5", lambda s: s.last5),
@@ -244,8 +269,10 @@ def table(name: str, columns: str, rows: str = "") -> str:
         rows: labels of some methods; all unless given.
     """
     chosen = rows.split()
-    baseline = load_study(name).comparison.baseline
-    head = [column(c).heading.format(baseline=PUBLISHED.get(baseline, baseline)) for c in columns.split()]
+    comparison = load_study(name).comparison
+    baseline = PUBLISHED.get(comparison.baseline, comparison.baseline)
+    primary = f"{comparison.shown.title} {comparison.shown.unit}".strip()
+    head = [column(c).heading.format(baseline=baseline, primary=primary) for c in columns.split()]
     body = {
         row.label: [column(c).text(row) for c in columns.split()]
         for row in rows_of(name)
@@ -270,6 +297,27 @@ def across(name: str, studies: Mapping[str, str], rows: str = "") -> str:
         for label in labels
     }
     return markdown(list(studies), {label: cells for label, cells in body.items() if any(cells)})
+
+
+def by_site(name: str, rows: str = "") -> str:
+    """Return a measure at every site, a column each, and the mean over sites; means over seeds.
+
+    Args:
+        name: of a study whose cases were judged one by one (segmentation).
+        rows: labels of some methods; all unless given.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    for number in numbers_of(name):
+        if number.measure.startswith(AT_SITE):
+            by_label = found.setdefault(number.method, {})
+            by_label.setdefault(number.measure.removeprefix(AT_SITE), []).append(number.value)
+    sites = sorted({site for values in found.values() for site in values})
+    body = {}
+    for label, values in found.items():
+        if not rows or label in rows.split():
+            means = [fmean(values[site]) for site in sites]
+            body[label] = [*(f"{mean:.3f}" for mean in means), f"{fmean(means):.3f}"]
+    return markdown([*sites, "mean of sites"], body)
 
 
 def value(name: str, label: str, column_name: str) -> str:
@@ -375,6 +423,7 @@ def candidates(name: str) -> str:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "table": table,
     "across": across,
+    "by_site": by_site,
     "value": value,
     "span": span,
     "standings": standings,

@@ -152,9 +152,8 @@ def test_the_sensitivity_figure_reads_the_tables(tmp_path):
 
 def test_the_figure_of_the_loss_terms_reads_the_tables(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(figures, "TERMS", {"first": "covid-head-shared", "second": "covid-head-shared"})
     monkeypatch.setattr(figures, "_save", lambda figure, path: seen.append((figure, path.name)))
-    figures.draw_terms(tmp_path)
+    figures.draw_terms(panels=dict.fromkeys(("first", "second"), "covid-head-shared"), folder=tmp_path)
     ((figure, name),) = seen
     ax = figure.axes[0]
     account = evidence.load_study("covid-head-shared").standing("fedavg").account
