@@ -91,7 +91,10 @@ def test_a_table_is_learned_and_its_loss_adds_up(table, task, tmp_path):
     assert len(head) == 25
     assert json.loads((tmp_path / "run/run.json").read_text())["task"] == task
     assert "delhi" in make_card(tmp_path / "run").to_markdown()
-    assert result.report(tmp_path / "page.html").exists()
+    page = result.report(tmp_path / "page.html").read_text()
+    shown = {"survival": "Survival by predicted risk", "regression": "<h3>Calibration</h3>"}
+    assert shown.get(task.partition("-")[0], "Confusion") in page
+    assert "records are damaged" not in page
 
 
 @pytest.mark.parametrize("task", ["regression", "survival"])

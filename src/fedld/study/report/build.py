@@ -18,6 +18,7 @@ from fedld.study.report.contributions import contributions_chart
 from fedld.study.report.curves import curves, measure_chart, step_chart, traffic_chart
 from fedld.study.report.matrices import cosine_chart, cross_loss_chart
 from fedld.study.report.measured import measured_chart
+from fedld.study.report.outcomes import survival_chart, values_chart
 from fedld.study.report.participation import participation_chart
 from fedld.study.report.quality import calibration_chart, confusion_chart
 from fedld.study.report.spectrum import spectrum_chart
@@ -174,7 +175,7 @@ def _group(key: str, comparison: Comparison, runs: list[Run], further: Sequence[
         Section("quality", "Errors and calibration", [
             _part("Confusion matrix", needs_predictions, lambda: confusion_chart(runs)),
             _part("Calibration", needs_predictions, lambda: calibration_chart(runs, styles)),
-        ] if classified else []),
+        ] if classified else _outcomes(runs, styles)),
         Section("cost", "Communication and time", [
             cost_table(runs),
             *filter(_is_table, [_part("Cost to a target", "", lambda: target_table(comparison))]),
@@ -184,6 +185,16 @@ def _group(key: str, comparison: Comparison, runs: list[Run], further: Sequence[
     ]  # fmt: skip
     findings = _part("Diagnosis", "", lambda: diagnose_all(runs))
     return Group(key, comparison.title, runs, comparison, findings, top, _without_empty(sections))
+
+
+def _outcomes(runs: list[Run], styles: Mapping[str, Look]) -> list[PagePart]:
+    """Predicted against observed outcomes of tasks without classes."""
+    needs_end = "predictions.csv is missing: it is written when a run ends with a global model"
+    if all(run.task.startswith("survival") for run in runs):
+        return [_part("Survival by predicted risk", needs_end, lambda: survival_chart(runs))]
+    if all(run.task.startswith("regression") for run in runs):
+        return [_part("Calibration", needs_end, lambda: values_chart(runs, styles))]
+    return []
 
 
 def _cases(comparison: Comparison, runs: list[Run], styles: Mapping[str, Look]) -> list[PagePart]:
