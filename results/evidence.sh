@@ -269,8 +269,10 @@ private_heads() {
                 for clip in ${CLIPS:-1 10}; do
                     rates="0.01 0.03 0.1 0.3"
                     [ $clip = 1 ] || rates="0.001 0.003 0.01 0.03"
-                    [ $on != covid ] || rates="0.1 0.3 1 3"
-                    [ $on$clip != covid10 ] || rates="0.01 0.03 0.1 0.3"
+                    case $on-$level-$clip in # where the smallest noise lets steps be larger
+                    covid-[48]-1) rates="0.1 0.3 1 3" ;;
+                    covid-[48]-10) rates="0.01 0.03 0.1 0.3" ;;
+                    esac
                     trials="$trials$(private_trial $on epsilon$level $clip "$rates" --dp epsilon=$level,delta=1e-5,clip=$clip)
 "
                 done
