@@ -10,7 +10,7 @@ import torch
 from fedld.aggregation import Krum, MultiKrum, aggregate
 from fedld.aggregation.conflict import project
 from fedld.aggregation.robust import squared_distances, weiszfeld
-from fedld.aggregation.spectrum import spectrum
+from fedld.aggregation.rule import spectrum
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 

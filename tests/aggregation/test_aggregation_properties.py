@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedld.aggregation import RULES, Consensus, GramRule, Principal, aggregate
-from fedld.aggregation.spectrum import spectrum
+from fedld.aggregation.rule import spectrum
 
 ALONE = sorted(set(RULES) - {"measured"})  # which asks clients
 MANY = settings(max_examples=60, deadline=None)

@@ -6,7 +6,7 @@ import torch
 from scipy.optimize import minimize
 
 from fedld.aggregation import RULES, CAGrad, MinNorm, Principal, aggregate, make_rule
-from fedld.aggregation.spectrum import spectrum
+from fedld.aggregation.rule import spectrum
 
 ALONE = sorted(set(RULES) - {"measured"})  # which asks clients
 RNG = np.random.default_rng(5)

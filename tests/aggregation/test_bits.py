@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedld.aggregation import RULES, CountSketch, aggregate
-from fedld.aggregation.threads import each
+from fedld.aggregation.blocks import each
 
 
 def strided(array):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedld.aggregation import Principal, aggregate
-from fedld.aggregation.spectrum import spectrum
+from fedld.aggregation.rule import spectrum
 
 
 def problem(seed=0, m=6, d=12):

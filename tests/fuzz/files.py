@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 
-from fedld.aggregation.files import file_source
+from fedld.aggregation.sources import file_source
 from fedld.config.experiment import make_experiment, read_toml
 from fedld.data import DataSpec, load
 from fedld.models import build, load_weights

@@ -1,21 +1,25 @@
 """The server side: one small core that aggregates updates in Gram space, and its rules."""
 
-from fedld.aggregation.conflict import HGD, GradientHarmonisation, PCGrad
-from fedld.aggregation.consensus import Consensus
+from fedld.aggregation.conflict import (
+    HGD,
+    CAGrad,
+    Consensus,
+    GradientHarmonisation,
+    MinNorm,
+    PCGrad,
+    PrincipalGradient,
+)
 from fedld.aggregation.coordinate import Median, OutlierPruned, TrimmedMean
 from fedld.aggregation.core import Aggregate, aggregate, location_of
-from fedld.aggregation.files import FileSource, file_source
 from fedld.aggregation.hidden import HiddenUpdates
 from fedld.aggregation.measured import Candidates, Measured, Trial, Vote
-from fedld.aggregation.multiobjective import CAGrad, MinNorm
-from fedld.aggregation.pgrad import PrincipalGradient
 from fedld.aggregation.principal import Mean, Principal
 from fedld.aggregation.report import Report
 from fedld.aggregation.robust import CenteredClip, CosineFilter, GeometricMedian, Krum, MultiKrum, NormClip
 from fedld.aggregation.rule import RULES, CoordinateRule, Extras, GramRule, Rule, make_rule
 from fedld.aggregation.screen import Outlier, statistic_problem, too_long
 from fedld.aggregation.sketch import CountSketch
-from fedld.aggregation.sources import Source, TensorSpec
+from fedld.aggregation.sources import FileSource, Source, TensorSpec, file_source
 from fedld.registry import plugins
 
 RULES |= plugins("rules", lambda value: isinstance(value, type) and issubclass(value, Rule))

@@ -1,10 +1,16 @@
-"""How the columns of the updates are cut: blocks are read at once, pieces are multiplied at once."""
+"""How the columns of the updates are cut and shared among threads.
+
+Blocks are read at once, pieces are multiplied at once.
+"""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from operator import itemgetter
+from typing import TypeVar
 
 import torch
 
@@ -128,3 +134,41 @@ def scatter(out: torch.Tensor, block: ColumnBlock, columns: torch.Tensor) -> Non
     widths = [part.stop - part.start for part in block.ranges]
     for part, values in zip(block.ranges, torch.split(columns, widths), strict=True):
         out[part.place] = values
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def each(
+    work: Callable[[T], R], tasks: Sequence[T], take: Callable[[R], object] = lambda result: None
+) -> None:
+    """`take(work(task))` for every task, taken in their order: the number of threads changes no bit.
+
+    There are as many threads as PyTorch would use here (`torch.set_num_threads`).
+    """
+    with single_threaded_products() as threads:
+        if min(threads, len(tasks)) == 1:
+            for task in tasks:
+                take(work(task))
+            return
+        with ThreadPoolExecutor(min(threads, len(tasks)), initializer=_prepare) as pool:
+            for result in pool.map(work, tasks):
+                take(result)
+
+
+def _prepare() -> None:
+    """Both settings belong to a thread."""
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+
+
+@contextmanager
+def single_threaded_products() -> Iterator[int]:
+    """PyTorch's products of this thread run on it alone; gives the number of threads there were."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)

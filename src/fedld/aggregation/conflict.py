@@ -1,12 +1,16 @@
-"""Rules that take conflict out of pairs of updates; vectors are rows a of coefficients, a'Kb their dot."""
+"""Rules that take conflict out of updates: in pairs, by a common descent, along principal axes, by votes.
+
+Vectors are rows a of coefficients, a'Kb their dot product.
+"""
 
 import re
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # loads scipy.optimize on first use: half a second that most runs never need
 from numpy.typing import NDArray
 
-from fedld.aggregation.rule import NO_EXTRAS, Array, Extras, GramRule, check_number, register
+from fedld.aggregation.rule import NO_EXTRAS, Array, Extras, GramRule, check_number, register, spectrum
 from fedld.seeds import numpy_generator
 
 
@@ -136,3 +140,128 @@ class HGD(GramRule):
         projected = a - across / (b @ K @ b + 1e-7) * b
         against = projected if last else a
         return np.asarray(projected + b - across / (against @ K @ against + 1e-7) * against)
+
+
+@register("min-norm")
+@dataclass(frozen=True)
+class MinNorm(GramRule):
+    """MGDA (Désidéri 2012): the shortest convex combination of the updates, min a'Ka on the simplex."""
+
+    def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
+        """Exact by non-negative least squares: min |Gx|^2 + (1'x - 1)^2 over x >= 0 is s a with the same a.
+
+        With x = s a the best s leaves q / (1 + q), q = a'Ka, which grows with q.
+        """
+        scale = np.trace(K) / len(K)
+        if scale == 0:
+            return p.copy()
+        values, vectors = np.linalg.eigh(K / scale)
+        root = np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T
+        x, _ = scipy.optimize.nnls(np.vstack([root, np.ones(len(K))]), np.append(np.zeros(len(K)), 1.0))
+        return np.asarray(x / x.sum())
+
+
+@register("cagrad")
+@dataclass(frozen=True)
+class CAGrad(GramRule):
+    """Conflict-averse descent (Liu et al. 2021): the best worst-client gain within `radius` of the average.
+
+    max_u min_i <g_i, u> with |u - g| <= radius |g|. Its dual picks w on the simplex that minimises
+    w'Kp + radius |g| |Gw|; then u = g + radius |g| Gw / |Gw|.
+    """
+
+    radius: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_number(self, "radius", 0)
+
+    def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
+        """c = p + radius |g| / |Gw| w."""
+        length = np.sqrt(max(float(p @ K @ p), 0.0))
+        if length == 0:
+            return p.copy()
+        w = self._dual(K / length**2, p)
+        shortest = np.sqrt(max(float(w @ K @ w), 0.0))
+        return p + (self.radius * length / shortest * w if shortest > 1e-9 * length else 0.0)
+
+    def _dual(self, K: Array, p: Array) -> Array:
+        def objective(w: Array) -> tuple[float, Array]:
+            Kw = K @ w
+            norm = np.sqrt(max(float(w @ Kw), 1e-18))
+            return float(p @ Kw + self.radius * norm), K @ p + self.radius * Kw / norm
+
+        found = scipy.optimize.minimize(
+            objective,
+            p,
+            jac=True,
+            method="SLSQP",
+            bounds=[(0.0, 1.0)] * len(p),
+            constraints=scipy.optimize.LinearConstraint(np.ones((1, len(p))), 1.0, 1.0),
+            options={"ftol": 1e-14, "maxiter": 500},
+        )
+        w = np.maximum(found.x, 0.0)
+        return np.asarray(w / w.sum())
+
+
+@register("pgrad")
+@dataclass(frozen=True)
+class PrincipalGradient(GramRule):
+    """The leading axes of the centred models, turned to the average and summed, at the average's length.
+
+    The authors train on one domain after the other, centre the points of that trajectory (its start
+    included), take the leading axes v_l of their scatter, turn each towards the whole displacement, and give
+    sum_l lambda_l / |lambda|_2 v_l the displacement's length. Clients train in parallel: the points are the
+    start and the clients' models, and the displacement is the average update.
+    """
+
+    components: int = 4
+
+    def __post_init__(self) -> None:
+        check_number(self, "components", 1, whole=True)
+
+    def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
+        """X = [0, G], J = I - 11'/(m + 1): J X'X J e_l = lambda_l e_l and v_l = X J e_l / sqrt(lambda_l)."""
+        points = len(p) + 1
+        J = np.eye(points) - 1 / points
+        axes = spectrum(J @ np.pad(K, (1, 0)) @ J, extras.precision)
+        L = min(self.components, axes.rank)
+        values, rows = axes.values[:L], (J @ axes.vectors[:, :L])[1:]
+        towards = np.sign(rows.T @ (K @ p))
+        c = rows @ (np.sqrt(values) * towards)
+        square, length = (max(float(x @ K @ x), 0.0) for x in (c, p))
+        return np.asarray(c * np.sqrt(length / square) if square > 0 else p.copy())
+
+
+@register("consensus")
+@dataclass(frozen=True)
+class Consensus(GramRule):
+    """Stay close to the average g while the clients' gains <v, g_i> spread little, at the average's length.
+
+    v = argmin |v - g|^2 + strength / |g|^2 sum p_i <v, g_i - g>^2 = (I + strength Sigma / |g|^2)^-1 g with
+    the disagreement Sigma = sum p_i (g_i - g)(g_i - g)'. Of every direction at least the share `floor` stays:
+    w = floor g + (1 - floor) v. The aggregate is u = w |g| / |w|.
+
+    Continuous; |u| = |g|; cos(u, g) >= 2 sqrt(floor) / (1 + floor); u = g for identical clients; the spread
+    of the gains relative to their mean is never larger than under the average. Strength 0 is that average.
+    """
+
+    strength: float = 1.0
+    floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_number(self, "strength", 0)
+        check_number(self, "floor", 0, 1, open_low=True)
+
+    def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
+        """With H = G J P^1/2 (centred, weighted updates; Sigma = HH'): v = g - H (tau I + H'H)^-1 H'g."""
+        rounding = extras.precision * float(p @ np.diagonal(K))
+        if self.strength == 0 or rounding == 0:
+            return p.copy()
+        square = max(float(p @ K @ p), 0.0)
+        centre = (np.eye(len(p)) - p[:, None]) * np.sqrt(p)
+        tau = (square + rounding) / self.strength
+        y = np.linalg.solve(tau * np.eye(len(p)) + centre.T @ K @ centre, centre.T @ (K @ p))
+        c = p - (1 - self.floor) * centre @ y
+        # Rounding of K must not pass for a short w: where the average drowns in it, the gain goes to 1.
+        gain = np.sqrt((square + rounding) / (max(float(c @ K @ c), self.floor**2 * square) + rounding))
+        return np.asarray(c * gain)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fedld.aggregation.blocks import COLUMNS
+from fedld.aggregation.coordinate import capped, weighted_mean, weighted_median
 from fedld.aggregation.gram import Grams, combine, coordinates, inner, sketched_gram
 from fedld.aggregation.gram import gram as exact_gram
 from fedld.aggregation.inputs import (
@@ -21,7 +22,6 @@ from fedld.aggregation.inputs import (
     check_bounds,
     check_reference,
 )
-from fedld.aggregation.location import capped, weighted_mean, weighted_median
 from fedld.aggregation.measured import Candidates, Trial
 from fedld.aggregation.report import Alignment, Report, alignment, make_report, sketch_error
 from fedld.aggregation.rule import Array, CoordinateRule, Extras, GramRule, Rule

@@ -16,6 +16,7 @@ from fedld.aggregation.blocks import (
     ColumnBlock,
     block_columns,
     blocks,
+    each,
     piece_columns,
     read,
     scatter,
@@ -28,7 +29,6 @@ from fedld.aggregation.report import Alignment
 from fedld.aggregation.rule import Array, CoordinateRule
 from fedld.aggregation.sketch import CountSketch
 from fedld.aggregation.sources import Source
-from fedld.aggregation.threads import each
 
 TILE = 32  # rows: with more clients the tiles below the diagonal are left out, smaller tiles multiply slower
 TURNS, TASKS = 8, 16  # sketched at once are so many times k columns; in so many tasks, at most

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedld.aggregation.coordinate import capped
 from fedld.aggregation.core import Aggregate
-from fedld.aggregation.location import capped
 from fedld.aggregation.report import SketchError, alignment, make_report
 from fedld.aggregation.rule import Array, Extras, GramRule
 from fedld.aggregation.screen import outliers

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedld.aggregation.files import file_source
 from fedld.aggregation.rule import Array, Rule, make_rule
 from fedld.aggregation.sketch import CountSketch
-from fedld.aggregation.sources import Source, matrix_source, state_source
+from fedld.aggregation.sources import Source, file_source, matrix_source, state_source
 from fedld.errors import FedLDError, nearest
 
 EXACT_CLIENTS, EXACT_WORK = 100, 10**11  # beyond both, in clients m and in m^2 d, Gram matrices are sketched

@@ -4,8 +4,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedld.aggregation.rule import NO_EXTRAS, Array, Extras, GramRule, check_choice, check_number, register
-from fedld.aggregation.spectrum import Spectrum, spectrum
+from fedld.aggregation.rule import (
+    NO_EXTRAS,
+    Array,
+    Extras,
+    GramRule,
+    Spectrum,
+    check_choice,
+    check_number,
+    register,
+    spectrum,
+)
 
 
 @register("mean")

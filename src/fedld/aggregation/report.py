@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from fedld.aggregation.measured import Trial
-from fedld.aggregation.rule import Array, Rule
+from fedld.aggregation.rule import Array, Rule, Spectrum, spectrum
 from fedld.aggregation.screen import Outlier
 from fedld.aggregation.sketch import CountSketch
-from fedld.aggregation.spectrum import Spectrum, spectrum
 
 
 @dataclass(frozen=True)

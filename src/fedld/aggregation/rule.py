@@ -2,7 +2,8 @@
 
 The aggregate of most rules lies in the span of the clients' updates, u = G c, and its coefficients c follow
 from the Gram matrix K = G'G and the weights p alone: those are `GramRule`s. Rules that look at single
-coordinates cannot be written so and say it by their type, `CoordinateRule`.
+coordinates cannot be written so and say it by their type, `CoordinateRule`. `Spectrum` has the principal axes
+of the updates, seen from K (Eq. 4-6).
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from fedld.errors import FedLDError, nearest
 
 if TYPE_CHECKING:
     from fedld.aggregation.measured import Candidates, Trial, Vote
-    from fedld.aggregation.spectrum import Spectrum
+
 
 Array = NDArray[np.float64]
 
@@ -238,3 +239,45 @@ def check_number(
         bounds = f"{'above' if open_low else 'of at least'} {low:g}"
         bounds += f" and at most {high:g}" if np.isfinite(high) else ""
         raise FedLDError(f"{rule.name}: {option} = {value!r} is not {kind} {bounds}")
+
+
+NO_VOTE = 1e-6  # |<g_i, u_l>| up to this fraction of |g_i| is rounding, not an opinion
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Axes u_l = G e_l / sqrt(lambda_l), largest eigenvalue first; null axes are left out.
+
+    `values` holds all m eigenvalues (clipped at 0), `vectors` only the e_l of the axes that exist.
+    """
+
+    values: Array
+    vectors: Array
+    norms: Array
+
+    @property
+    def rank(self) -> int:
+        """Number of axes that exist."""
+        return int(self.vectors.shape[1])
+
+    def projections(self, axes: int) -> Array:
+        """(m, axes) inner products <g_i, u_l> = sqrt(lambda_l) e_l[i]."""
+        return np.asarray(self.vectors[:, :axes] * np.sqrt(self.values[:axes]))
+
+    def votes(self, axes: int) -> Array:
+        """(m, axes) signs of the inner products, 0 where a client has no opinion on an axis."""
+        dots = self.projections(axes)
+        return np.sign(dots) * (np.abs(dots) > NO_VOTE * self.norms[:, None])
+
+    def orientation(self, axes: int) -> Array:
+        """Signs that turn each axis towards the mean update (Eq. 6): <u_l, mean g> has that of sum e_l."""
+        sums = self.vectors[:, :axes].sum(axis=0)
+        return np.where(np.abs(sums) > NO_VOTE, np.sign(sums), 0.0)
+
+
+def spectrum(K: Array, precision: float = 1e-10) -> Spectrum:
+    """Eigen-decomposition of K; axes with lambda_l <= precision * lambda_1 do not exist (covers m > d)."""
+    values, vectors = np.linalg.eigh(K)
+    values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+    rank = int(np.sum(values > precision * values[0])) if values[0] > 0 else 0
+    return Spectrum(values, vectors[:, :rank], np.sqrt(np.diagonal(K)))

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedld.aggregation.report import Report, alignment, average_report, axes_report
+from fedld.aggregation.rule import spectrum
 from fedld.aggregation.screen import outliers
-from fedld.aggregation.spectrum import spectrum
 from fedld.errors import FedLDError
 from fedld.records.flat import gram_clients
 from fedld.records.schema import ConflictLine, TrialRecord
