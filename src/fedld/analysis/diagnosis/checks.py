@@ -1,9 +1,9 @@
-"""The verdict: every check made once, in a federation's order of life; what was not measured stays unsaid."""
+"""All checks in order: data, training, updates, losses. Checks without data are skipped."""
 
 from collections.abc import Callable, Iterator
 
-from fedld.analysis.diagnosis import labels as data
-from fedld.analysis.diagnosis import losses, measured, predictions, sites, updates
+from fedld.analysis.diagnosis import data_checks as data
+from fedld.analysis.diagnosis import training_checks as training
 from fedld.analysis.diagnosis.evidence import Evidence, Finding
 
 CHECKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
@@ -11,24 +11,24 @@ CHECKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     data.single_class,
     data.size_imbalance,
     data.features,
-    sites.absent,
-    losses.not_measured,
-    losses.diverged,
-    predictions.nothing_learned,
-    predictions.never_predicted,
-    sites.outliers,
-    updates.hidden,
-    updates.opposed_groups,
-    updates.conflict,
-    updates.step,
-    measured.measured_steps,
-    measured.silent_voters,
-    updates.stability,
-    sites.overruled,
-    updates.batchnorm,
-    losses.costs,
-    losses.clients,
-    losses.dominant_term,
+    data.absent,
+    training.not_measured,
+    training.diverged,
+    data.nothing_learned,
+    data.never_predicted,
+    data.outliers,
+    training.hidden,
+    training.opposed_groups,
+    training.conflict,
+    training.step,
+    training.measured_steps,
+    training.silent_voters,
+    training.stability,
+    data.overruled,
+    training.batchnorm,
+    training.costs,
+    training.clients,
+    training.dominant_term,
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedld.analysis.diagnosis.checks import diagnose
 from fedld.analysis.diagnosis.evidence import Evidence, Finding
-from fedld.analysis.diagnosis.losses import ADVICE
+from fedld.analysis.diagnosis.training_checks import ADVICE
 from fedld.config.experiment import make_experiment
 from fedld.config.resolve import make_method
 from fedld.errors import FedLDError
