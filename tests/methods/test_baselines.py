@@ -23,7 +23,7 @@ from fedld.config.experiment import make_experiment
 from fedld.engine.loop import run
 from fedld.layout import FlatModel, Layout
 from fedld.local import Context, Objective
-from fedld.local.contextual import (
+from fedld.local.objectives import (
     LogitAdjusted,
     LogitCalibrated,
     NotTrueDistilled,

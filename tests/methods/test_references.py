@@ -22,7 +22,7 @@ from tests.methods.references.problem import (
 from torch import nn
 
 from fedld.local import Training
-from fedld.local.contextual import (
+from fedld.local.objectives import (
     Decorrelated,
     LogitAdjusted,
     LogitCalibrated,

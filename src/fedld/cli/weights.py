@@ -27,7 +27,7 @@ def weights(
 
 
 def _list(json: bool) -> None:
-    from fedld.models.naming import KNOWN
+    from fedld.models.weights import KNOWN
 
     if json:
         typer.echo(dump(KNOWN))

@@ -13,9 +13,9 @@ from fedld.local.optimiser import OptimiserSettings
 from fedld.local.schedule import KINDS, Kind, Schedule
 from fedld.methods import METHODS, Method
 from fedld.models import MODELS, NAMES, hidden_units
+from fedld.models.build import VECTOR
 from fedld.models.unet import NAME as UNET
 from fedld.models.unet import is_unet, unet_options
-from fedld.models.vector import NAME as VECTOR
 from fedld.privacy.accounting import PrivacyTarget
 from fedld.registry import call_with, configure, find, is_import_path, name_of, options_of
 from fedld.tasks import METRICS, TASKS, Classification, Measure, Metric, Task

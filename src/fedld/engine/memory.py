@@ -14,11 +14,9 @@ from fedld.engine.jobs import Setup
 from fedld.engine.network import divided
 from fedld.errors import FedLDError
 from fedld.local.embedding import BATCH
-from fedld.models.build import hidden_units, outline
+from fedld.models.build import VECTOR, VectorModel, hidden_units, outline
 from fedld.models.cut import CHUNK
 from fedld.models.unet import is_unet, outline_unet
-from fedld.models.vector import NAME as VECTOR
-from fedld.models.vector import VectorModel
 
 PROCESS = 350 << 20  # a Python process with torch loaded
 PROBE = 2  # images of the trial forward pass

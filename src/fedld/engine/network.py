@@ -15,11 +15,10 @@ from fedld.errors import FedLDError
 from fedld.layout import Layout, Tree
 from fedld.methods import Method
 from fedld.models import MODELS, Model, Trunk, batchnorm_names, build, cut, load_weights, own_network
+from fedld.models.build import VECTOR, build_vector
 from fedld.models.files import model_bytes
 from fedld.models.standardise import standardise_head
 from fedld.models.unet import UNet, build_unet, is_unet
-from fedld.models.vector import NAME as VECTOR
-from fedld.models.vector import build_vector
 
 IMAGENET: tuple[tuple[float, ...], ...] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation, per channel, that public ImageNet weights were trained with."""

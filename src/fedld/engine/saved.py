@@ -23,12 +23,10 @@ from fedld.local.samples import RowSamples, Samples
 from fedld.methods import METHODS
 from fedld.methods.closed import ClosedForm
 from fedld.models import MODELS, Model, build, own_network
-from fedld.models.build import NAMES
+from fedld.models.build import NAMES, VECTOR, build_vector
 from fedld.models.files import read_model
 from fedld.models.standardise import standardise_head
 from fedld.models.unet import build_unet, is_unet
-from fedld.models.vector import NAME as VECTOR
-from fedld.models.vector import build_vector
 from fedld.tasks import TASKS, Classification, Task
 
 KEY = "fedld"

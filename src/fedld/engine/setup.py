@@ -25,7 +25,7 @@ from fedld.methods.cox import CoxNewton
 from fedld.methods.newton import Newton
 from fedld.models import Model, Trunk
 from fedld.models.base import beyond_features
-from fedld.models.vector import NAME as VECTOR
+from fedld.models.build import VECTOR
 from fedld.records.schema import FORMAT, RunFacts
 from fedld.seeds import numpy_generator
 from fedld.tasks.base import Task, defined

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import nn
 
 from fedld.local import Objective
-from fedld.local.contextual import (
+from fedld.local.objectives import (
     Decorrelated,
     LogitAdjusted,
     LogitCalibrated,

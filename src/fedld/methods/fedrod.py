@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedld.local import Context, Objective
-from fedld.local.contextual import LogitAdjusted
+from fedld.local.objectives import LogitAdjusted
 from fedld.methods.base import Card, Method
 from fedld.models import as_model
 

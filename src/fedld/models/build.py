@@ -1,18 +1,19 @@
 """From a name and a seed to an initialised model."""
 
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fedld.errors import FedLDError, nearest
-from fedld.models.base import Model, Norm, norm_layer
+from fedld.models.base import Block, Model, Norm, head_layers, norm_layer
 from fedld.models.efficientnet import EfficientNetLite0
 from fedld.models.mobilenet import MobileNetV2
 from fedld.models.plain import CNN, VGG9, PlainCNN
 from fedld.models.resnet import BasicBlock, Bottleneck, ResNet
-from fedld.models.standardised import standardise
 from fedld.seeds import torch_generator
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -119,3 +120,59 @@ def _check(name: str, classes: int, image_size: int, channels: int, norm: str) -
         raise FedLDError(f"a model needs at least 1 output and 1 channel, got {classes} and {channels}")
     if image_size < MIN_IMAGE_SIZE:
         raise FedLDError(f"images of {image_size} pixels are too small, at least {MIN_IMAGE_SIZE} are needed")
+
+
+VECTOR = "linear"
+
+
+class VectorModel(Model):
+    """Flattened inputs, then the head: one linear layer, or two with ReLU between."""
+
+    def __init__(self, inputs: int, outputs: int, hidden: int = 0) -> None:
+        super().__init__()
+        self.flatten = nn.Flatten()
+        self.classifier = nn.Sequential(*head_layers(inputs, hidden, outputs))
+        layers = tuple(f"classifier.{k}" for k in range(len(self.classifier)))
+        self.blocks = (Block("classifier.0", ("flatten", *layers)),)
+
+
+def build_vector(*, outputs: int, input_shape: tuple[int, ...], seed: int, head: str = "linear") -> Model:
+    """Build a linear model, or with `head` "mlp:64" one with 64 hidden units; the seed decides its weights.
+
+    >>> build_vector(outputs=1, input_shape=(12,), seed=0)(torch.zeros(2, 12)).shape
+    torch.Size([2, 1])
+    """
+    with torch.device("meta"):
+        model = VectorModel(math.prod(input_shape), outputs, hidden_units(head))
+    empty = {key: torch.empty(value.shape, dtype=value.dtype) for key, value in model.state_dict().items()}
+    model.load_state_dict(empty, assign=True)
+    return initialise(model, seed)
+
+
+class StandardisedConv2d(nn.Conv2d):
+    """A convolution by (w - mean) / deviation of each filter, with an ordinary convolution's parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution with standardised filters."""
+        w = self.weight
+        mean, variance = w.mean((1, 2, 3), keepdim=True), w.var((1, 2, 3), keepdim=True)
+        filters = (w - mean) / (variance + 1e-10).sqrt()
+        return F.conv2d(x, filters, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+def standardise(network: nn.Module) -> None:
+    """Put a standardised convolution in the place of every convolution; names and shapes stay."""
+    for name, child in network.named_children():
+        if type(child) is nn.Conv2d:
+            layer = StandardisedConv2d(
+                child.in_channels,
+                child.out_channels,
+                child.kernel_size,  # type: ignore[arg-type]
+                child.stride,  # type: ignore[arg-type]
+                child.padding,  # type: ignore[arg-type]
+                groups=child.groups,
+                bias=child.bias is not None,
+            )
+            setattr(network, name, layer)
+        else:
+            standardise(child)

@@ -1,4 +1,4 @@
-"""What a diagnosis is made from and what it consists of. Plain data: lines of a run directory, arrays."""
+"""What a diagnosis is made from and what it consists of, as plain data, and the thresholds of its checks."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
