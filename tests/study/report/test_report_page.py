@@ -11,9 +11,9 @@ from fedld.records.reader import read
 from fedld.study.report import write_report
 from fedld.study.report.build import setting_title
 from fedld.study.report.chart import looks
+from fedld.study.report.clients import participation_chart
+from fedld.study.report.conflict import measured_chart
 from fedld.study.report.matrices import encode
-from fedld.study.report.measured import measured_chart
-from fedld.study.report.participation import participation_chart
 from fedld.study.report.style import variables
 
 EVIL = '</script><script>alert(1)</script><img src=x onerror="alert(2)">$x^2$&amp;'

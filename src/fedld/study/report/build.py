@@ -12,16 +12,20 @@ from fedld.records.reader import Run, StudyRecords, by_label, clean, number
 from fedld.study.comparison import Comparison, compare_runs
 from fedld.study.report.cases import case_means_chart, case_means_table, overlay_chart
 from fedld.study.report.chart import Chart, Look, looks
-from fedld.study.report.clients import fairness_chart, labels_chart
-from fedld.study.report.comparison import difference_chart, explanation_chart
-from fedld.study.report.contributions import contributions_chart
-from fedld.study.report.curves import curves, measure_chart, step_chart, traffic_chart
+from fedld.study.report.clients import fairness_chart, labels_chart, participation_chart
+from fedld.study.report.conflict import measured_chart, spectrum_chart
+from fedld.study.report.curves import (
+    curves,
+    difference_chart,
+    explanation_chart,
+    measure_chart,
+    step_chart,
+    traffic_chart,
+)
+from fedld.study.report.decomposition import contributions_chart, terms_chart
 from fedld.study.report.matrices import cosine_chart, cross_loss_chart
-from fedld.study.report.measured import measured_chart
 from fedld.study.report.outcomes import survival_chart, values_chart
-from fedld.study.report.participation import participation_chart
 from fedld.study.report.quality import calibration_chart, confusion_chart
-from fedld.study.report.spectrum import spectrum_chart
 from fedld.study.report.tables import (
     PageTable,
     comparison_table,
@@ -31,7 +35,6 @@ from fedld.study.report.tables import (
     sites_table,
     target_table,
 )
-from fedld.study.report.terms import terms_chart
 
 TOP = (400, 250)  # the charts under the verdict
 log = logging.getLogger(__name__)

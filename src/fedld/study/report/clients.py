@@ -1,14 +1,18 @@
-"""What every client holds and how well the global model serves it."""
+"""Charts of the clients: what they hold, how well the global model serves them, when they took part."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
+from fedld.analysis.participation import Participation
 from fedld.records.reader import Run, by_label, clean, longest_run, read_object
 from fedld.study.measures import client_scores, measures_of, training_scores
 from fedld.study.report.chart import Chart, DataCell, Floats, Look, settle, short
-from fedld.study.report.style import SECOND, SEQUENTIAL, SERIES, SURFACE, drawing, new_figure
+from fedld.study.report.style import GRID, SECOND, SEQUENTIAL, SERIES, SURFACE, drawing, new_figure
 
 
 def label_counts(run: Run) -> dict[int, list[int]]:
@@ -168,3 +172,74 @@ def fairness_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | N
 
 def _capital(title: str) -> str:
     return title[:1].upper() + title[1:]
+
+
+NOT_ASKED, PRESENT, MISSING = range(3)
+STATES = ("not asked", "took part", "missing")
+COLOURS = (GRID, SERIES[0], SERIES[5])
+SHOWN = 40  # clients; those that were ever missing come first
+
+
+def participation_chart(runs: Sequence[Run]) -> Chart | None:
+    """The run with most absences, site by round; None if everybody was there in all of them."""
+    found = [(run, Participation(run.clients.lines)) for run in runs if run.clients.lines]
+    found = [(run, part) for run, part in found if part.missing]
+    if not found:
+        return None
+    run, part = max(found, key=lambda one: len(one[1].missing))
+    gone = [one.client for one in part.absences]
+    names = [*gone, *(name for name in part.clients if name not in gone)][:SHOWN]
+    grid = np.array([[_state(part, name, r) for r in part.rounds] for name in names])
+    with drawing():
+        figure = new_figure(1140, 84 + 18 * len(names))
+        ax = figure.add_subplot()
+        edges = np.array([*part.rounds, part.rounds[-1] + 1]) - 0.5
+        ax.pcolormesh(
+            edges,
+            np.arange(len(names) + 1),
+            grid,
+            cmap=ListedColormap(COLOURS),
+            vmin=-0.5,
+            vmax=2.5,
+            edgecolor=SURFACE,
+            linewidth=1,
+        )
+        ax.set_yticks(np.arange(len(names)) + 0.5, [short(clean(name)) for name in names], fontsize=9.5)
+        ax.xaxis.set_major_locator(MaxNLocator(12, integer=True))
+        ax.invert_yaxis()
+        ax.grid(False)
+        ax.tick_params(length=0)
+        ax.spines[:].set_visible(False)
+        ax.set_xlabel("round")
+        handles = [
+            Patch(color=c, label=n) for c, n in zip(COLOURS[1:], ("took part", "missing"), strict=True)
+        ]
+        figure.legend(handles=handles, loc="outside upper left", ncols=3)
+        settle(figure)
+    told = " ".join(clean(one.sentence()) for one in part.absences[:3])
+    others = len(found) - 1
+    return Chart(
+        "participation",
+        "Not everybody took part",
+        told + (f" {run.label}, seed {run.seed}; {others} more run(s) had absences." if others else ""),
+        f"Participation, site by round. {told}",
+        figure,
+        ("client", "round", "state", "reason"),
+        [
+            (
+                name,
+                r,
+                ("not asked", "took part", "missing")[_state(part, name, r)],
+                part.missing.get((name, r)),
+            )
+            for name in names
+            for r in part.rounds
+        ],
+        wide=True,
+    )
+
+
+def _state(part: Participation, name: str, round_: int) -> int:
+    if (name, round_) in part.missing:
+        return MISSING
+    return PRESENT if (name, round_) in part.asked else NOT_ASKED
