@@ -12,6 +12,7 @@ from fedld.engine.worker import Worker
 from fedld.local import LocalClient
 from fedld.methods import METHODS
 from fedld.methods.fediir import FedIIR
+from fedld.methods.fedlin import FedLin
 
 SMALL = {
     "dataset": "fundus-sim",
@@ -34,8 +35,8 @@ POISONED = "site_2"
 
 @pytest.fixture
 def poison(monkeypatch):
-    """Multiply the loss of one client, and the gradient that FedIIR prepares from it."""
-    train, mean_gradient = LocalClient.train, FedIIR.mean_gradient
+    """Multiply the loss of one client, and the gradients that FedIIR and FedLin prepare from it."""
+    train, mean_gradient, full_gradient = LocalClient.train, FedIIR.mean_gradient, FedLin.full_gradient
 
     def times(client):
         return 200.0 if client.name == POISONED else 1.0
@@ -45,6 +46,7 @@ def poison(monkeypatch):
 
     monkeypatch.setattr(LocalClient, "train", trained)
     monkeypatch.setattr(FedIIR, "mean_gradient", lambda self, c: times(c) * mean_gradient(self, c))
+    monkeypatch.setattr(FedLin, "full_gradient", lambda self, c: times(c) * full_gradient(self, c))
 
 
 @pytest.fixture

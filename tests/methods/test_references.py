@@ -39,6 +39,7 @@ from fedld.methods.feddyn import FedDyn
 from fedld.methods.fedexp import FedExP
 from fedld.methods.fedga import GeneralisationAdjustment
 from fedld.methods.fediir import FedIIR
+from fedld.methods.fedlin import FedLin
 from fedld.methods.fedma import FedMA
 from fedld.methods.fednova import FedNova
 from fedld.methods.fedpac import FedPAC
@@ -59,6 +60,7 @@ CASES = [
     (METHODS["ccvr"], corrections.fedavg, mlp),  # until the calibration, which test_baselines.py checks
     (FedProx(mu=0.3), partial(corrections.fedprox, mu=0.3), linear),
     (Scaffold(eta=0.7), partial(corrections.scaffold, eta=0.7), linear),
+    (FedLin(), corrections.fedlin, mlp),
     (FedCM(alpha=0.3), partial(corrections.fedcm, alpha=0.3), linear),
     (FedNova(), corrections.fednova, mlp),
     (FedAvgM(beta=0.5, eta=0.8), partial(servers.fedavgm, beta=0.5, eta=0.8), linear),

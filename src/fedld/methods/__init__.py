@@ -23,6 +23,7 @@ from fedld.methods.fedga import GeneralisationAdjustment
 from fedld.methods.fediir import FedIIR
 from fedld.methods.fedld import FedLD
 from fedld.methods.fedld_official import FedLDOfficial
+from fedld.methods.fedlin import FedLin
 from fedld.methods.fedma import FedMA
 from fedld.methods.fednova import FedNova
 from fedld.methods.fedpac import FedPAC
@@ -51,6 +52,7 @@ METHODS: dict[str, Method] = {
     "scaffold": Scaffold(),
     "fedcm": FedCM(),
     "fediir": FedIIR(),
+    "fedlin": FedLin(),
     "fedsr": FedSR(),
     "fedma": FedMA(),
     "gamf": GAMF(),

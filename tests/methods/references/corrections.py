@@ -38,6 +38,19 @@ def scaffold(problem, eta):
         yield x
 
 
+def fedlin(problem):
+    """Mitra et al. 2021, Eq. 3: gradients at x from all clients first, then steps g(y) - g_i(x) + g(x)."""
+    x = problem.start
+    for round_, sampled in problem.rounds:
+        leaf = x.clone().requires_grad_()
+        gradients = [torch.autograd.grad(problem.loss(leaf, *problem.clients[i]), leaf)[0] for i in sampled]
+        g, models = problem.mean(gradients, sampled), []
+        for i, g_i in zip(sampled, gradients, strict=True):
+            models.append(sgd(problem, x, round_, i, correct=lambda w, d, s=g - g_i: d + s))
+        x = problem.mean(models, sampled)
+        yield x
+
+
 def fedcm(problem, alpha):
     """Xu et al. 2021, Algorithm 2: Delta is the mean over clients of the mean step, of unit learning rate."""
     w, delta = problem.start, torch.zeros_like(problem.start)
