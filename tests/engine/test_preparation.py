@@ -24,6 +24,12 @@ def test_it_is_counted_in_the_traffic(small, tmp_path):
     assert [line["bytes_down"] for line in rounds[1]] == [3 * model, 3 * (model + head)]
 
 
+@pytest.mark.parametrize("method", ["fediir", "fedlin"])
+def test_a_closed_start_is_no_preparation_of_the_method(small, tmp_path, method):
+    settings = {"method": method, "start": "closed", "train": "head", "rounds": 1}
+    assert run(small(**SETTINGS | settings), tmp_path / "run")["rounds"] == 1
+
+
 def test_the_bits_do_not_depend_on_the_number_of_workers(small, contents, tmp_path):
     for workers in (0, 2):
         run(small(**SETTINGS, workers=workers), tmp_path / str(workers))

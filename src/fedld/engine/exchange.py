@@ -146,7 +146,8 @@ class Exchange:
         received = {name: one.message for name, one in results.items() if isinstance(one, Prepared)}
         finite = {name: message for name, message in received.items() if results[name].finite}
         hidden = self.setup.transforms.sums_only is not None
-        too_long = {} if hidden else long_messages(self.setup.method, finite)
+        screened = asked[0].what == "method" and not hidden
+        too_long = long_messages(self.setup.method, finite) if screened else {}
         for name, why in too_long.items():
             results[name] = Failure(why, "", "rejected")
         sound = [name for name in finite if isinstance(results[name], Prepared)]
