@@ -1,5 +1,6 @@
 """Run studies of the reproduction as `fedld` commands; finished runs are not made again."""
 
+import json
 import shlex
 import subprocess
 import tomllib
@@ -53,6 +54,7 @@ def run_parts(
 def _run_study(study: Study, paths: Mapping[str, Path], jobs: int | None, run: Runner) -> Path:
     folder = paths["OUT"] / study.name
     chosen = _search(study, study.search, paths, run) if study.search else []
+    chosen += _choose(study, paths, run) if study.choices else []
     words = [*study.command, *(["--methods", methods_of(study)] if study.methods else []), *chosen]
     words += ["--jobs", str(jobs)] if jobs else []
     run(_filled([*words, "--resume", "--out", str(folder)], paths))
@@ -84,6 +86,18 @@ def _search(study: Study, search: Search, paths: Mapping[str, Path], run: Runner
             mu = _best(search, method, "-mu", "mu", MUS, given, paths, run)
             chosen += ["--set", f"{method}.mu={mu}"]
     return chosen
+
+
+def _choose(study: Study, paths: Mapping[str, Path], run: Runner) -> list[str]:
+    """Return the choice with the best score on held-out images, and its learning rate."""
+    tried = []
+    for choice in study.choices:
+        search = Search(name=choice.name, options=choice.options, rates=choice.rates)
+        lr = _best(search, study.methods, "", "lr", choice.rates, [], paths, run)
+        file = paths["OUT"] / "tune" / f"{choice.name}-{study.methods}" / "tune.json"
+        score = json.loads(file.read_text(encoding="utf-8"))["best"]["score"] if file.exists() else 0.0
+        tried.append((score, [*choice.chosen, "--lr", lr]))
+    return max(tried, key=lambda one: one[0])[1]
 
 
 def _best(

@@ -26,6 +26,7 @@ MAIN = (
     "fedgh,fedld,consensus,fedld-consensus,measured,fedld-measured,fedld-drift,central"
 )
 TABLE3 = "fedavg,fedprox,fedpac,fedgh,scaffold,fedld,consensus,fedld-measured,fedld-drift,central"
+LONG = "fedavg,fedprox,fedpac,fedgh,scaffold,fedld,fedld-official,fedld-measured,fedld-drift,central"
 BLOCKS = "fedavg,fedprox,scaffold,feddyn,fedexp,fedld,consensus,fedld-measured,fedld-drift,central"
 WITH_MARGIN = ("fedld", "fedld-consensus", "fedld-measured", "fedld-drift")
 
@@ -39,6 +40,7 @@ class Federation:
     lam: float = 0.03
     rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1)
     shared_rate: float = 0.01
+    paper_rate: float = 0.01
     tuning_seeds: str = "0,1"
     primary: str = "accuracy"  # validation images of the published lists are 71 % diseased: AUROC there
 
@@ -65,6 +67,7 @@ FEDERATIONS = {
         lam=0.01,
         rates=(0.003, 0.01, 0.03, 0.1, 0.3),
         shared_rate=0.03,
+        paper_rate=0.005,
         tuning_seeds="0",
     ),
     "retina-split1": _published(1, 0.1),
@@ -96,13 +99,24 @@ class Search:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Options that are tried at several learning rates; the best choice goes into the comparison."""
+
+    name: str
+    options: Words
+    rates: tuple[float, ...]
+    chosen: Words = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Study:
     """One `fedld` command, and the search that comes before it."""
 
     name: str
     command: Words
     methods: str = ""
-    search: Search | None = None
+    search: Search | None = None  # of every method's settings
+    choices: tuple[Choice, ...] = ()  # of settings of all methods together
 
 
 LAMBDAS = (0.003, 0.01, 0.03, 0.1)
@@ -118,17 +132,51 @@ def margin(lam: str) -> str:
     return f'{{name="marg-log",lam={lam}}}'
 
 
-def head_study(on: str, kind: str, methods: str, *options: str, search: Search | None = None) -> Study:
+def head_study(
+    on: str,
+    kind: str,
+    methods: str,
+    *options: str,
+    search: Search | None = None,
+    choices: tuple[Choice, ...] = (),
+) -> Study:
     """Return a study with the pretrained trunk; methods with margin control take the paper's lambda."""
     federation = FEDERATIONS[on]
-    margins = [
-        word
-        for name in WITH_MARGIN
-        if name in methods.split(",")  # a study refuses settings of other methods
-        for word in ("--set", f"{name}.objective={margin(f'{federation.lam:g}')}")
-    ]
+    margins: list[str] = []
+    for name in WITH_MARGIN:
+        if name in methods.split(","):  # a study refuses settings of other methods
+            margins += ["--set", f"{name}.objective={margin(f'{federation.lam:g}')}"]
     command = ("compare", *HEAD, *federation.dataset, *margins, *options)
-    return Study(name=f"{on}-{kind}", command=command, methods=methods, search=search)
+    return Study(name=f"{on}-{kind}", command=command, methods=methods, search=search, choices=choices)
+
+
+PRIVATE = ("--head", "linear", "--train", "head", "--rounds", "20")
+"""A linear head on features as the trunk gives them: private runs may not standardise them."""
+
+
+def private_study(on: str, level: str) -> Study:
+    """Return FedAvg at a privacy level: `plain` or an epsilon; rate and clip are chosen by a search."""
+
+    def choice(name: str, rates: tuple[float, ...], *chosen: str) -> Choice:
+        options = (*HEAD, *FEDERATIONS[on].dataset, *PRIVATE, "--workers", "0", "--seeds", "0", *chosen)
+        return Choice(name=f"{on}-private-{name}", options=options, rates=rates, chosen=chosen)
+
+    if level == "plain":
+        kind = "private-plain"
+        choices = [choice("plain", (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1), "--no-standardise")]
+    else:
+        kind = f"private-epsilon{level}"
+        little_noise = on == "covid" and level in ("8", "4")  # so that steps may be larger
+        low = {"1": 0.1, "10": 0.01} if little_noise else {"1": 0.01, "10": 0.001}
+        choices = [
+            choice(
+                f"epsilon{level}-clip{clip}",
+                tuple(float(f"{factor * rate:g}") for factor in (1, 3, 10, 30)),
+                *("--dp", f"epsilon={level},delta=1e-5,clip={clip}"),
+            )
+            for clip, rate in low.items()
+        ]
+    return head_study(on, kind, "fedavg", *PRIVATE, "--seeds", "0,1,2,3,4", choices=tuple(choices))
 
 
 def paper_study(data: str, table: str, rounds: int, *options: str, methods: str = "") -> Study:
@@ -295,6 +343,22 @@ PARTS: dict[str, list[Study]] = {
             ),
         )
     ],
+    # Two hundred rounds, as in the paper and at its rate. 40 seconds of a core for each run.
+    "long_heads": [
+        head_study(
+            "covid",
+            "head-rounds200",
+            LONG,
+            *("--train", "head", "--rounds", "200", "--lr", f"{FEDERATIONS['covid'].paper_rate:g}"),
+            *("--seeds", TEN, "--eval-every", "5", "--decompose", "200", "--decompose-samples", "100"),
+        )
+    ],
+    # Accuracy against epsilon. Three minutes for each level.
+    "private_heads": [
+        private_study(on, level)
+        for on in ("covid", "fundus-dirichlet0.5")
+        for level in ("plain", "8", "4", "2", "1")
+    ],
     # Small networks from scratch: the rules at other rates.
     "rules": [
         _retina_rules("0.05", f"{RULES},fedld-tensor"),
@@ -414,6 +478,6 @@ PARTS: dict[str, list[Study]] = {
 }
 PRETRAINED = (
     *("sensitivity_rate", "shared_heads", "tuned_heads", "figure2_heads", "table2_heads", "table3_heads"),
-    *("sensitivity_alpha", "last4", "closed_heads", "closed_trunk2"),
+    *("sensitivity_alpha", "last4", "closed_heads", "closed_trunk2", "long_heads", "private_heads"),
 )
 """Parts with the pretrained trunk, which are run unless others are named."""

@@ -52,3 +52,16 @@ def test_every_option_a_page_names_exists(page):
 def test_an_option_that_does_not_exist_is_found():
     text = "Try `fedld run --roundz 3`, or\n\n    fedld compare --seeds 0 \\\n      --no-such-thing\n"
     assert list(unknown_options(text)) == ["fedld run --roundz", "fedld compare --no-such-thing"]
+
+
+def guide():
+    """Pages of the guide, in the order of the navigation."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    section = text.split("  - Guide:\n")[1].split("\n  - ")[0]
+    return re.findall(r": (\S+\.md)$", section, re.MULTILINE)
+
+
+def test_the_guide_has_eight_pages_that_take_five_minutes():
+    assert len(guide()) == 8
+    words = {name: len((ROOT / "docs" / name).read_text(encoding="utf-8").split()) for name in guide()}
+    assert max(words.values()) < 1500, words

@@ -58,7 +58,9 @@ def test_every_command_is_understood(part, tmp_path):
 @pytest.mark.parametrize("part", [part for part in PARTS if part != "methods"])
 def test_definitions_are_the_commands_that_made_the_numbers(part, tmp_path):
     made = read_commands()
-    checked = 0
+    recorded_names = {key.partition("/")[0] for key in made}
+    expected = {study.name for study in PARTS[part]} & recorded_names
+    checked = set()
     for words in commands([part], tmp_path):
         name = words[-1].rpartition("/")[2]
         recorded = next((about for key, about in made.items() if key.partition("/")[0] == name), None)
@@ -68,8 +70,8 @@ def test_definitions_are_the_commands_that_made_the_numbers(part, tmp_path):
         for key in COMPARED:
             data = str(ours.get(key)).replace(str(tmp_path / "data"), "DATA")
             assert data == str(theirs.get(key)), (name, key)
-        checked += 1
-    assert checked
+        checked.add(name)
+    assert checked == expected
 
 
 def test_each_method_is_compared_at_the_settings_that_were_found_for_it(tmp_path):
@@ -87,6 +89,20 @@ def test_each_method_is_compared_at_the_settings_that_were_found_for_it(tmp_path
     assert set(searches["lam"]) == {name for name in methods if name.startswith("fedld")}
     assert {settings[f"{name}.objective"] for name in searches["lam"]} == {'{name="marg-log",lam=0.1}'}
     assert {settings[f"{name}.mu"] for name in searches["mu"]} == {"0.1"}
+
+
+def test_the_best_of_several_choices_is_compared(tmp_path):
+    for clip, score in (("1", 0.7), ("10", 0.8)):
+        out = tmp_path / f"out/tune/covid-private-epsilon4-clip{clip}-fedavg"
+        out.mkdir(parents=True)
+        (out / "tune.json").write_text(f'{{"best": {{"score": {score}}}}}')
+    *tuning, study = commands(["private_heads"], tmp_path, only="covid-private-epsilon4")
+    assert [words[words.index("--grid") + 1] for words in tuning] == [
+        "lr=0.1,0.3,1,3",
+        "lr=0.01,0.03,0.1,0.3",
+    ]
+    assert study[study.index("--dp") + 1] == "epsilon=4,delta=1e-5,clip=10"
+    assert study[study.index("--lr") + 1] == "0.03"
 
 
 def test_without_a_word_all_parts_with_the_pretrained_trunk_are_made(tmp_path):
