@@ -96,7 +96,7 @@ def test_what_is_no_run_is_said(tmp_path):
     with pytest.raises(FedLDError, match="holds no run"):
         diagnose_run(tmp_path)
     (tmp_path / "study.json").write_text("{}")
-    with pytest.raises(FedLDError, match="is a study"):
+    with pytest.raises(FedLDError, match="study"):
         diagnose_run(tmp_path)
     answer = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--dataset", "digits"])
     assert isinstance(answer.exception, FedLDError)

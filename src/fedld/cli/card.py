@@ -7,7 +7,10 @@ import typer
 
 
 def card(
-    run: Annotated[Path, typer.Argument(help="run directory")],
+    run: Annotated[Path, typer.Argument(help="run or study directory")],
+    method: Annotated[
+        str | None, typer.Option(help="of a study: the method whose models it is about")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="folder of card.md and card.json; default: RUN")] = None,
     positive: Annotated[
         str | None, typer.Option(help="class whose sensitivity is told; default: the last one")
@@ -21,8 +24,12 @@ def card(
 ) -> None:
     """Write a model card: data, method, results with intervals by site, who took part, limitations."""
     from fedld.study.card import make_card
+    from fedld.study.study_card import make_study_card
 
     folder = out or run
     statements = {"use": use, "owner": owner, "licence": licence}
-    make_card(run, positive, specificity, statements).write(folder)
+    if (run / "study.json").exists():
+        make_study_card(run, method, statements).write(folder)
+    else:
+        make_card(run, positive, specificity, statements).write(folder)
     typer.echo(f"{folder / 'card.md'} and {folder / 'card.json'}")

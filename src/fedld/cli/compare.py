@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FAILED_RUNS = 3
 """Exit code: the study is done, but without runs that failed."""
 METHODS = "fedavg,fedprox,fedld,fedld-measured"
+NAMES = "names, separated by commas; LABEL=NAME compares a method with itself: --set LABEL.lr=0.1"
 WIDE = 160  # characters that the whole table needs
 NARROW = 4  # columns that a narrow one shows
 Primary = Annotated[
@@ -41,7 +42,7 @@ TargetText = Annotated[
 @with_settings("method", "workers", "seed", "fold", many=True)
 def compare(
     settings: dict[str, Any],
-    methods: Annotated[str, typer.Option(help="names, separated by commas")] = METHODS,
+    methods: Annotated[str, typer.Option(help=NAMES)] = METHODS,
     seeds: Annotated[str | None, typer.Option(help=SEEDS)] = None,
     study: Annotated[Path | None, typer.Argument(help="with --resume and nothing else: the study")] = None,
     out: Annotated[Path, typer.Option(help="study directory")] = Path("runs/compare"),
@@ -55,7 +56,6 @@ def compare(
     """Compare methods under equal conditions; writes the table (json, md, tex, csv) and report.html."""
     from rich.console import Console
 
-    from fedld.config.own import import_methods
     from fedld.study.cluster import connect
     from fedld.study.compare import plan, reopen, run_study
     from fedld.study.progress import RunBars
@@ -65,7 +65,7 @@ def compare(
             raise FedLDError(f"'{study}' is the study to finish: give --resume, and no settings beside it")
         planned, out = reopen(study), study
     else:
-        names = import_methods([name.strip() for name in methods.split(",") if name.strip()])
+        names = _labelled(methods)
         command = shlex.join(["fedld", *sys.argv[1:]])
         usual = "0" if settings.get("folds") else "0,1,2"
         drawn = parse_seeds(usual if seeds is None else seeds)
@@ -89,6 +89,20 @@ def compare(
         typer.echo(f"report: {out / 'report.html'}")
     if comparison.failed:
         raise typer.Exit(FAILED_RUNS)
+
+
+def _labelled(text: str) -> list[Any] | dict[str, Any]:
+    """Methods from `fedavg,fedprox`, or by label from `sgd=fedavg,adamw=fedavg`."""
+    from fedld.config.own import import_methods
+
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    methods = import_methods([word.rpartition("=")[2] for word in words])
+    if not any("=" in word for word in words):
+        return methods
+    labels = [word.rpartition("=")[0] or word for word in words]
+    if len(set(labels)) < len(labels):
+        raise FedLDError(f"two methods have one label in '{text}'")
+    return dict(zip(labels, methods, strict=True))
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -14,7 +14,7 @@ from fedld.records.writer import dump
 @with_settings()
 def diagnose(
     settings: dict[str, Any],
-    run: Annotated[Path | None, typer.Argument(help="run directory; without: the data asked for")] = None,
+    run: Annotated[Path | None, typer.Argument(help="run or study; without: the data asked for")] = None,
     out: Annotated[Path | None, typer.Option(help="folder of diagnosis.md and .json; default: RUN")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the diagnosis as JSON")] = False,
 ) -> None:

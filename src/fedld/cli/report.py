@@ -17,6 +17,7 @@ def report(
     paths: Paths,
     out: Annotated[Path, typer.Option("--out", "-o", help="the page to write")] = Path("report.html"),
     primary: Primary = None,
+    title: Annotated[str | None, typer.Option(help="of the page; default: methods and data")] = None,
     figures: Annotated[
         Path | None,
         typer.Option(help="also write every figure as SVG, PDF and PNG, its data as CSV, into this folder"),
@@ -25,7 +26,7 @@ def report(
     """Write one self-contained page about runs and studies: verdict, charts, tables."""
     from fedld.study.report import write_figures, write_report
 
-    write_report(paths, out, primary)
+    write_report(paths, out, primary, title=title)
     typer.echo(f"report: {out}")
     if figures is not None:
         write_figures(paths, figures, primary)
@@ -49,6 +50,7 @@ def export(
         str, typer.Option(help="parquet, csv, latex, tensorboard, mlflow or wandb")
     ] = "parquet",
     primary: Primary = None,
+    caption: Annotated[str, typer.Option(help="of the LaTeX table, which is then a float")] = "",
     model: Annotated[
         str | None, typer.Option(help="write the run's model instead: onnx or torchscript")
     ] = None,
@@ -68,7 +70,7 @@ def export(
         if format in FORMATS:
             load(*paths).write(out, format)
         if format in ("csv", "latex"):
-            write_comparisons(paths, out, format, primary)
+            write_comparisons(paths, out, format, primary, caption)
     typer.echo(f"{format}: {out}")
 
 

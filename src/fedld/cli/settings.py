@@ -68,7 +68,7 @@ def _check_methods(assignments: list[str], methods: str) -> None:
 
     keys = [pair.partition("=")[0] for pair in assignments]
     tables = [key.partition(".")[0] for key in keys if "." in key]
-    check_own_tables(tables, [name.strip() for name in methods.split(",")])
+    check_own_tables(tables, [name.rpartition("=")[2].strip() for name in methods.split(",")])
 
 
 def _option(setting: Setting) -> inspect.Parameter:

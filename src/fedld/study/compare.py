@@ -86,7 +86,8 @@ def plan(
 ) -> StudyPlan:
     """Every method with every seed and, where `folds` are asked for, every fold.
 
-    A table named like a method is for it alone: `fedprox.mu=0.1`.
+    A table named like a method is for it alone: `fedprox.mu=0.1`. One named like a label is for that row, so
+    that a method can be compared with itself: `adamw.optimiser=adamw`.
 
     Methods are names, tables of a name and options, or values; a mapping says under which labels.
     `values` are the user's own values that settings have names for.
@@ -100,11 +101,12 @@ def plan(
     if not labelled or len(labelled) < len(methods):
         raise FedLDError(f"name at least one method, and each once, not '{','.join(map(_label, methods))}'")
     seeds = check_seeds(seeds)
-    own = {name: settings[name] for name in settings if name in METHODS}
-    shared = {key: value for key, value in settings.items() if key not in METHODS}
+    tables = {*METHODS, *labelled} - set(Experiment.model_fields)
+    own = {name: settings[name] for name in settings if name in tables}
+    shared = {key: value for key, value in settings.items() if key not in tables}
     shared.setdefault("workers", 0)
     cells = [
-        (label, make_experiment(_settings_of(method, shared, own) | repetition, values))
+        (label, make_experiment(_settings_of(label, method, shared, own) | repetition, values))
         for repetition in _repetitions(seeds, shared)
         for label, method in labelled.items()
     ]
@@ -162,12 +164,14 @@ def _label(method: Any) -> str:
     return name.rpartition(":")[2]
 
 
-def _settings_of(method: Any, shared: dict[str, Any], own: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Settings of a run: a name with the table that is for it alone, anything else as it is."""
+def _settings_of(
+    label: str, method: Any, shared: dict[str, Any], own: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Settings of a run: a name with the tables of the method and of its label, anything else as it is."""
     if not isinstance(method, str):
-        return {**shared, "method": method}
+        return {**shared, **own.get(label, {}), "method": method}
     find(METHODS, method, "method")
-    return for_method(shared, method, own.get(method, {}))
+    return for_method(shared, method, {**own.get(method, {}), **own.get(label, {})})
 
 
 def for_method(shared: dict[str, Any], name: str, own: dict[str, Any]) -> dict[str, Any]:

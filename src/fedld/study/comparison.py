@@ -236,9 +236,10 @@ class Comparison:
             f"folds. Intervals and p values: {CORRECTED}."
         )
 
-    def to_latex(self, comment: str = "") -> str:
-        """The table as a tabular."""
-        return formats.latex(self.table, "\n".join(filter(None, (self.title, self.method_note, comment))))
+    def to_latex(self, comment: str = "", caption: str = "") -> str:
+        """The table as a tabular; with a caption in a table environment."""
+        said = "\n".join(filter(None, (self.title, self.method_note, comment)))
+        return formats.latex(self.table, said, caption)
 
     def to_csv(self) -> str:
         """One row per method, seed (or fold) and measure: what a plot or a test of one's own needs."""

@@ -42,15 +42,18 @@ def without_html(text: str) -> str:
     return "\n".join(lines)
 
 
-def latex(rows: Rows, comment: str = "") -> str:
-    """A tabular, with a comment on where it comes from."""
+def latex(rows: Rows, comment: str = "", caption: str = "") -> str:
+    """A tabular, with a comment on where it comes from; with a caption in a table environment."""
     head, *body = ([_tex(cell) for cell in row] for row in rows)
     said = "".join(f"% {line}\n" for line in comment.splitlines())
     lines = "\n".join(" & ".join(row) + r" \\" for row in body)
-    return (
-        f"{said}\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}\n\\hline\n{' & '.join(head)} \\\\\n\\hline\n"
+    tabular = (
+        f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}\n\\hline\n{' & '.join(head)} \\\\\n\\hline\n"
         f"{lines}\n\\hline\n\\end{{tabular}}\n"
     )
+    if caption:
+        tabular = f"\\begin{{table}}\n\\centering\n\\caption{{{_tex(caption)}}}\n{tabular}\\end{{table}}\n"
+    return said + tabular
 
 
 def comma_separated(rows: Sequence[Sequence[object]]) -> str:

@@ -1,16 +1,16 @@
 """A diagnosis as a page: of a run, or of a federation before any training."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedld.analysis.diagnosis.checks import diagnose
 from fedld.analysis.diagnosis.evidence import Evidence, Finding
-from fedld.analysis.diagnosis.gather import evidence_of
+from fedld.analysis.diagnosis.gather import diagnose_all, evidence_of
 from fedld.analysis.heterogeneity import image_features
 from fedld.data import Federation
 from fedld.errors import FedLDError
-from fedld.records.reader import read_run
+from fedld.records.reader import read_one, read_run
 from fedld.records.table import no_html
 from fedld.records.writer import dump, write_atomically
 
@@ -64,13 +64,36 @@ class Diagnosis:
 
 
 def diagnose_run(path: Path) -> Diagnosis:
-    """Diagnosis from the records of a run, finished or not."""
+    """Diagnosis from the records of a run or of all runs of a study, finished or not."""
     if (path / "study.json").exists():
-        raise FedLDError(f"'{path}' is a study: name one of the runs in '{path / 'runs'}'")
+        return diagnose_study(path)
     if not (path / "config.toml").exists():
         raise FedLDError(f"'{path}' holds no run")
     run = read_run(path)
     return _diagnosis(f"{run.label} on {run.config.get('dataset', 'unknown data')}", evidence_of(run))
+
+
+def diagnose_study(path: Path) -> Diagnosis:
+    """Diagnosis from the records of all runs of a study: what holds for which methods and in how many seeds.
+
+    Args:
+        path: study directory.
+
+    Returns:
+        Findings that runs have in common; each says where it holds.
+
+    Raises:
+        FedLDError: the study has no readable runs.
+    """
+    study = read_one(path)
+    if not study.runs:
+        raise FedLDError(f"the study '{path}' holds no run that can be read")
+    findings = []
+    for shared in diagnose_all(study.runs):
+        where = f" ({shared.where})" if shared.where else ""
+        findings.append(replace(shared.finding, sentence=shared.finding.sentence + where))
+    lacking = [name for run in study.runs for name in evidence_of(run).not_measured]
+    return Diagnosis(study.name, findings, list(dict.fromkeys(lacking)))
 
 
 def diagnose_federation(federation: Federation) -> Diagnosis:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedld.errors import FedLDError
-from fedld.records.reader import StudyRecords, read
+from fedld.records.reader import StudyRecords, clean, read
 from fedld.records.writer import write_atomically
 from fedld.study.measures import check_primary, measures_of
 from fedld.study.report.build import MakeTable, build, compare_groups
@@ -15,7 +15,11 @@ __all__ = ["write_comparisons", "write_figures", "write_report"]
 
 
 def write_report(
-    paths: Sequence[Path], out: Path, primary: str | None = None, tables: Sequence[MakeTable] = ()
+    paths: Sequence[Path],
+    out: Path,
+    primary: str | None = None,
+    tables: Sequence[MakeTable] = (),
+    title: str | None = None,
 ) -> None:
     """Write the page of some runs and studies.
 
@@ -24,11 +28,14 @@ def write_report(
         out: the page.
         primary: the measure that decides; default: the study's.
         tables: makers of further tables beside the comparison.
+        title: of the page; default: methods and data.
 
     Raises:
         FedLDError: the page cannot be written.
     """
     study = _read(paths, primary)
+    if title is not None:
+        study = replace(study, name=clean(title))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)  # before the drawing, which takes its time
         write_atomically(out, render(study, build(study, tables)).encode())
@@ -36,7 +43,9 @@ def write_report(
         raise FedLDError(f"cannot write '{out}': {error.strerror}") from None
 
 
-def write_comparisons(paths: Sequence[Path], folder: Path, format: str, primary: str | None = None) -> None:
+def write_comparisons(
+    paths: Sequence[Path], folder: Path, format: str, primary: str | None = None, caption: str = ""
+) -> None:
     """The table of every group of comparable runs: comparison.tex or comparison.csv."""
     study = _read(paths, primary)
     groups = [comparison for comparison, _ in compare_groups(study)]
@@ -45,7 +54,7 @@ def write_comparisons(paths: Sequence[Path], folder: Path, format: str, primary:
         for k, comparison in enumerate(groups):
             name = "comparison" if len(groups) == 1 else f"comparison-{k + 1}"
             if format == "latex":
-                text = comparison.to_latex(study.command or "")
+                text = comparison.to_latex(study.command or "", caption)
                 write_atomically(folder / f"{name}.tex", text.encode())
             else:
                 write_atomically(folder / f"{name}.csv", comparison.to_csv().encode())
