@@ -4,12 +4,14 @@ Traces one round of FedAvg with two clients in this process, from the publishing
 publishing of the next ones, and counts functions of the package (comprehensions are no functions):
 
 functions   distinct functions that are called during the round
-hops        distinct functions that an update passes from `LocalClient.train` to the published weights: those
+hops        distinct functions that an update passes from `LocalClient.train` to the new server state: those
             that are active when the second client trains, and later ones that get or give a tensor of a
-            model's size, by itself or as a field of an object, a dictionary or a list other than `self`
+            model's size, by itself or as a field of an object, a dictionary or a list other than `self`.
+            Some of them give such a tensor on; the others only look at it (screening, Gram matrices)
 """
 
 import sys
+from collections import Counter
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 
 import fedld
+from fedld.engine import rounds
 from fedld.engine.exchange import Exchange
 from fedld.local import LocalClient
 
@@ -31,8 +34,9 @@ class Trace:
     def __init__(self) -> None:
         self.functions: set[CodeType] = set()
         self.hops: list[CodeType] = []
+        self.giving: set[CodeType] = set()  # hops that pass a tensor on
         self.sizes: set[int] = set()
-        self.active = False
+        self.active, self.applied = False, False
         self.trained = 0
 
     def __call__(self, frame: FrameType, event: str, value: Any) -> None:
@@ -49,12 +53,22 @@ class Trace:
             self.trained += 1
             if self.trained == CLIENTS:
                 self._stack(frame)
-        elif self.trained == CLIENTS and code not in self.hops:
-            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            given = [frame.f_locals.get(name) for name in names if name != "self"]
-            seen = [value] if event == "return" else given
-            if any(self._holds(one) for one in seen):
+        elif event == "return" and code is rounds.apply.__code__:
+            self.applied = True
+        elif self.trained == CLIENTS and not self.applied:
+            self._see(frame, event, value)
+
+    def _see(self, frame: FrameType, event: str, value: Any) -> None:
+        """Note a function that gets or gives a tensor of a model's size."""
+        code = frame.f_code
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        given = [frame.f_locals.get(name) for name in names if name != "self"]
+        seen = [value] if event == "return" else given
+        if any(self._holds(one) for one in seen):
+            if code not in self.hops:
                 self.hops.append(code)
+            if event == "return":
+                self.giving.add(code)
 
     def _publish(self, frame: FrameType, event: str) -> None:
         """Begin with the publishing for the traced round; end when the next one is done."""
@@ -71,6 +85,7 @@ class Trace:
         while at is not None and at.f_code.co_name != "_advance":
             if at.f_code.co_filename.startswith(PACKAGE) and not at.f_code.co_name.startswith("<"):
                 self.hops.append(at.f_code)
+                self.giving.add(at.f_code)
             at = at.f_back
 
     def _holds(self, value: Any, depth: int = 1) -> bool:
@@ -103,7 +118,10 @@ def main() -> None:
         print("\n".join(["functions:", *sorted(map(name, trace.functions))]))
     files = {code.co_filename for code in trace.functions}
     print(f"functions: {len(trace.functions)} distinct, in {len(files)} files")
-    print(f"hops: {len(trace.hops)}")
+    rooms = Counter(name(code).split("/")[0].split(":")[0] for code in trace.functions)
+    print("  of them " + ", ".join(f"{room} {count}" for room, count in rooms.most_common()))
+    looking = len(trace.hops) - len(trace.giving)
+    print(f"hops: {len(trace.hops)}; {len(trace.giving)} give the update on, {looking} only look at it")
 
 
 if __name__ == "__main__":
