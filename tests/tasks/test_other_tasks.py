@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import fedld
 from fedld.cli import app
 from fedld.data.sheet import make_features, read_columns
+from fedld.data.target_facts import target_facts
 from fedld.errors import FedLDError
 from fedld.study.card import make_card
 from fedld.tasks.regression import Regression
@@ -134,6 +135,48 @@ def test_closed_forms_solve_a_table(table, task, method, measure, least, tmp_pat
     if task == "survival":
         losses = [line["test"]["loss"] for line in result.rounds]
         assert abs(losses[-1] - losses[-2]) < 1e-5
+
+
+SHOWN = {
+    "classification": ("missing cells", "labels"),
+    "regression": ("upper quartile", "groups"),
+    "survival": ("event rate", "groups"),
+}
+
+
+@pytest.mark.parametrize("task", SHOWN)
+def test_how_clients_differ_is_told_before_training(table, task, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    target, drop = DROP[task]
+    words = ["--dataset", table, "--task", task, "--target-column", target, "--site-column", "site"]
+    words += ["--split-column", "split", "--set", f"data.drop={drop}"]
+    told = CliRunner().invoke(app, ["data", *words, "--png", str(tmp_path / "data.png")])
+    assert told.exit_code == 0, told.output
+    for word in (*SHOWN[task], "24 test rows"):
+        assert word in told.output
+    plain = json.loads(CliRunner().invoke(app, ["data", *words, "--json"]).output)
+    assert all("missing cells" in client["targets"] for client in plain["clients"])
+    found = json.loads(CliRunner().invoke(app, ["diagnose", *words, "--json"]).output)["findings"]
+    sentence = next(one["sentence"] for one in found if one["check"] == "targets")
+    assert SHOWN[task][0] in sentence
+    assert "(delhi)" in sentence or "(oslo)" in sentence
+    assert not any("Images" in one["sentence"] for one in found)
+
+
+def test_facts_of_targets_are_those_of_the_clients_own_rows():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 3)).astype(np.float32)
+    labels = np.stack([np.arange(40) % 2, np.where(np.arange(40) < 20, -1, np.arange(40) % 4 == 0)], 1)
+    parts = {"a": (x[:20], labels[:20]), "b": (x[20:], labels[20:])}
+    data = fedld.Federation.from_arrays(parts, (x, labels), task="multilabel", classes=["mass", "edema"])
+    one, other = (target_facts(data, client) for client in data.clients)
+    assert one == {"mass": 0.5, "unknown": 0.5}
+    assert other == {"mass": 0.5, "edema": 0.25, "unknown": 0.0}
+    masks = np.zeros((4, 8, 8), np.uint8)
+    masks[:2, :4] = 1
+    pictures = np.zeros((4, 8, 8), np.uint8)
+    data = fedld.Federation.from_arrays({"a": (pictures, masks)}, (pictures, masks), task="segmentation")
+    assert target_facts(data, data.clients[0]) == {"marked pixels": 0.25, "foreground": 0.5}
 
 
 def test_a_method_or_objective_that_needs_classes_says_so_before_the_run(table, tmp_path):

@@ -63,13 +63,18 @@ def image_features(
     """Mean features and spreads of every client's images, before any network has seen them.
 
     A feature is the mean or the spread of a colour channel, in standard deviations over all images, after the
-    mean of its class is subtracted, so that clients with other labels do not count as other cameras.
+    mean of its class is subtracted, so that clients with other labels do not count as other cameras. Of a
+    table the features are its columns.
     """
     chosen = [part[np.linspace(0, len(part) - 1, min(most, len(part))).astype(int)] for part in clients]
     owner = np.repeat(np.arange(len(chosen)), [len(part) for part in chosen])
     index = np.concatenate(chosen)
     pixels, y = images[index].astype(np.float32), np.asarray(labels)[index]
-    features = np.concatenate([pixels.mean(axis=(1, 2)), pixels.std(axis=(1, 2))], axis=1).astype(np.float64)
+    if images.ndim == 4:
+        colours = np.concatenate([pixels.mean(axis=(1, 2)), pixels.std(axis=(1, 2))], axis=1)
+        features = colours.astype(np.float64)
+    else:
+        features = _columns(pixels.reshape(len(pixels), -1).astype(np.float64))
     for label in np.unique(y):
         features[y == label] -= features[y == label].mean(axis=0)
     features /= np.maximum(features.std(axis=0), 1e-9)
@@ -77,6 +82,13 @@ def image_features(
     means = [p.mean(axis=0) if len(p) else np.full(features.shape[1], np.nan) for p in parts]
     spreads = [float(np.sqrt(p.var(axis=0).sum())) if len(p) else np.nan for p in parts]
     return np.array(means), np.array(spreads)
+
+
+def _columns(values: Floats) -> Floats:
+    """The columns of a table, missing numbers as the mean of those that are known."""
+    known = np.isfinite(values)
+    means = np.where(known, values, 0).sum(0) / np.maximum(known.sum(0), 1)
+    return np.where(known, values, means)
 
 
 def feature_distances(means: ArrayLike, spreads: ArrayLike) -> Floats:

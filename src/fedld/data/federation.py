@@ -15,6 +15,7 @@ from fedld.data.client import Client, Positions, pack, unpack
 from fedld.data.draw import stratified
 from fedld.data.spec import DataSpec
 from fedld.data.table import read_column, read_features
+from fedld.data.target_facts import target_facts
 from fedld.errors import FedLDError
 from fedld.seeds import numpy_generator
 
@@ -215,6 +216,13 @@ class Federation:
         return read_features(self.folder)
 
     @property
+    def samples(self) -> str:
+        """What samples are called: images, rows of a table, or samples of a user's own arrays."""
+        if self.features:
+            return "rows"
+        return "images" if self.images.dtype == np.uint8 else "samples"
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one sample as a model gets it: (channels, H, W) for pictures."""
         shape = self.images.shape[1:]
@@ -398,6 +406,7 @@ class Federation:
                     "test": len(client.test),
                     **({"validation": len(client.validation)} if len(client.validation) else {}),
                     "labels": None if client.untold else labels,
+                    **({"targets": facts} if (facts := target_facts(self, client)) else {}),
                 }
                 for client, labels in zip(self.clients, self.label_counts().tolist(), strict=True)
             ],

@@ -10,12 +10,15 @@ from rich.text import Text
 
 from fedld.data import Federation
 from fedld.data.table import Table as Images
+from fedld.data.target_facts import target_facts
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 COLOURS = ("#3b6fb6", "#e08a2e", "#4a9d6f", "#b8487a", "#7b62b3", "#8a8a3c", "#4aa3b5", "#a65f3d")
 SHOWN = 8
+MOST_FACTS = 6
+"""Columns of numbers about targets."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -26,20 +29,30 @@ def partition_text(federation: Federation, width: int = 48, *, colour: bool = Tr
     """
     counts = federation.label_counts()
     table = Table(
-        title=f"{federation.name}: {len(federation.clients)} clients, {len(federation.test)} test images"
+        title=f"{federation.name}: {len(federation.clients)} clients, "
+        f"{len(federation.test)} test {federation.samples}"
     )
-    for heading in ("client", "images", "labels"):
-        table.add_column(heading, justify="right" if heading == "images" else "left")
-    for client, row in zip(federation.clients, counts, strict=True):
+    facts = [target_facts(federation, client) for client in federation.clients]
+    named = list(dict.fromkeys(name for one in facts for name in one))[:MOST_FACTS]
+    for heading in ("client", federation.samples, *named, _groups_word(federation)):
+        left = heading in ("client", _groups_word(federation))
+        table.add_column(heading, justify="left" if left else "right")
+    for client, row, own in zip(federation.clients, counts, facts, strict=True):
         bar = Text()
         for k, count in enumerate(row):
             length = round(width * count / counts.sum(1).max())
             bar.append(_mark(k, colour) * length, style=COLOURS[k % len(COLOURS)])
-        table.add_row(Text(client.name), str(int(row.sum())), bar)
-    legend = Text("labels: ")
+        cells = [f"{own[name]:.3g}" if name in own else "" for name in named]
+        table.add_row(Text(client.name), str(int(row.sum())), *cells, bar)
+    legend = Text(f"{_groups_word(federation)}: ")
     for k, name in enumerate(federation.strata_names):
         legend.append(f"{_mark(k, colour)} {name}  ", style=COLOURS[k % len(COLOURS)])
     return Group(table, legend, *(Text(f"note: {note}") for note in federation.notes))
+
+
+def _groups_word(federation: Federation) -> str:
+    """What the bars are divided by."""
+    return "labels" if federation.task in ("classification", "multilabel") else "groups"
 
 
 def _mark(number: int, colour: bool) -> str:
@@ -51,6 +64,7 @@ def partition_png(federation: Federation, path: Path) -> None:
     clients = federation.clients[: 3 * SHOWN]
     counts = federation.label_counts()[: len(clients)]
     height = 1 + 0.55 * len(clients)
+    pictures = federation.images.ndim == 4
     figure, (bars, images) = plt.subplots(
         1, 2, figsize=(5 + 0.55 * SHOWN, height), width_ratios=(5, 0.55 * SHOWN), layout="constrained"
     )
@@ -59,11 +73,13 @@ def partition_png(federation: Federation, path: Path) -> None:
         bars.barh(range(len(clients)), counts[:, k], left=left, color=COLOURS[k % len(COLOURS)], label=name)
         left += counts[:, k]
     bars.set_yticks(range(len(clients)), [client.name for client in clients])
-    bars.set(xlabel="training images", ylim=(len(clients) - 0.5, -0.5))
+    bars.set(xlabel=f"training {federation.samples}", ylim=(len(clients) - 0.5, -0.5))
     bars.spines[["top", "right"]].set_visible(False)
-    bars.legend(title="label", frameon=False, ncols=min(len(federation.strata_names), 5), loc="lower left",
-                bbox_to_anchor=(0, 1))  # fmt: skip
-    images.imshow(_contact_sheet(federation, len(clients)), cmap="gray")
+    columns = min(len(federation.strata_names), 5)
+    word = _groups_word(federation)
+    bars.legend(title=word, frameon=False, ncols=columns, loc="lower left", bbox_to_anchor=(0, 1))
+    if pictures:
+        images.imshow(_contact_sheet(federation, len(clients)), cmap="gray")
     images.set_anchor("SW")
     images.set_axis_off()
     figure.savefig(path, dpi=150)

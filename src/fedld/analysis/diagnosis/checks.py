@@ -7,6 +7,7 @@ from fedld.analysis.diagnosis import training_checks as training
 from fedld.analysis.diagnosis.evidence import Evidence, Finding
 
 CHECKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
+    data.targets,
     data.label_skew,
     data.single_class,
     data.size_imbalance,

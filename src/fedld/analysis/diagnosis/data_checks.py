@@ -20,8 +20,8 @@ def label_skew(evidence: Evidence) -> Iterator[Finding]:
     first, second = sorted(evidence.name(int(i)) for i in farthest)
     yield warning(
         "label_skew",
-        f"Clients hold different labels: their Jensen-Shannon distance is {labels.skew:.2f} beyond chance "
-        f"(0 same, 1 disjoint), largest between {first} and {second}.",
+        f"Clients hold different {_what(evidence)}: their Jensen-Shannon distance is {labels.skew:.2f} "
+        f"beyond chance (0 same, 1 disjoint), largest between {first} and {second}.",
         {
             "skew": labels.skew,
             "p_value": labels.p_value,
@@ -30,6 +30,34 @@ def label_skew(evidence: Evidence) -> Iterator[Finding]:
         },
         ("label_skew", "label_p_value"),
         "Expect a shift loss: try margin control or FedProx, and fewer local epochs.",
+    )
+
+
+def _what(evidence: Evidence) -> str:
+    return f"targets ({listing(list(evidence.groups))})" if evidence.groups else "labels"
+
+
+def targets(evidence: Evidence) -> Iterator[Finding]:
+    """Numbers about clients' targets, where samples have no class."""
+    ranges: dict[str, tuple[int, int]] = {}
+    for name in dict.fromkeys(name for one in evidence.targets for name in one):
+        values = np.array([one.get(name, np.nan) for one in evidence.targets])
+        if np.isfinite(values).sum() > 1:
+            ranges[name] = int(np.nanargmin(values)), int(np.nanargmax(values))
+    if not ranges:
+        return
+    said = [
+        f"{name} from {evidence.targets[low][name]:.3g} ({evidence.name(low)}) to "
+        f"{evidence.targets[high][name]:.3g} ({evidence.name(high)})"
+        for name, (low, high) in ranges.items()
+    ]
+    yield Finding(
+        "targets",
+        "info",
+        f"Targets over clients: {'; '.join(said)}.",
+        {name: [one.get(name) for one in evidence.targets] for name in ranges},
+        {},
+        "",
     )
 
 
@@ -44,7 +72,8 @@ def single_class(evidence: Evidence) -> Iterator[Finding]:
         return
     yield warning(
         "single_class",
-        f"{len(names)} of {len(effective)} clients hold practically one class ({listing(names)}).",
+        f"{len(names)} of {len(effective)} clients hold practically one "
+        f"{'group of targets' if evidence.groups else 'class'} ({listing(names)}).",
         {"clients": names, "effective_classes": [None if np.isnan(e) else float(e) for e in effective]},
         ("single_class",),
         "Such clients pull towards their class; they can form opposed groups, on which the principal rule "
@@ -81,8 +110,8 @@ def features(evidence: Evidence) -> Iterator[Finding]:
     farthest = int(np.nansum(distances, axis=1).argmax())
     yield warning(
         "feature_shift",
-        f"Images look different between clients: mean features lie {shift:.2f} spreads apart, and "
-        f"{evidence.name(farthest)} is farthest from the others.",
+        f"{evidence.samples.capitalize()} look different between clients: mean features lie {shift:.2f} "
+        f"spreads apart, and {evidence.name(farthest)} is farthest from the others.",
         {"feature_shift": shift, "client": evidence.name(farthest), "largest": float(np.nanmax(distances))},
         ("feature_shift",),
         "Try margin control against site shortcuts, personal BatchNorm (FedBN), or GroupNorm.",

@@ -1,6 +1,6 @@
 """What a diagnosis is made from and what it consists of, as plain data, and the thresholds of its checks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -25,6 +25,9 @@ class Evidence:
     cross_losses     lines of cross_loss.jsonl
     predictions      classes and confusion matrix of the final model
     rule             name of the aggregation rule
+    samples          what samples are called
+    groups           names of what label_counts counts, where samples have no class
+    targets          numbers about every client's targets, by name
     """
 
     clients: Sequence[str] = ()
@@ -37,6 +40,9 @@ class Evidence:
     cross_losses: Sequence[CrossLine] = ()
     predictions: Predictions | None = None
     rule: str | None = None
+    samples: str = "images"
+    groups: Sequence[str] = ()
+    targets: Sequence[Mapping[str, float]] = ()
 
     @cached_property
     def labels(self) -> LabelMeasures | None:

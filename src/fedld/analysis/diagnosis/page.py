@@ -9,6 +9,7 @@ from fedld.analysis.diagnosis.evidence import Evidence, Finding
 from fedld.analysis.diagnosis.gather import diagnose_all, evidence_of
 from fedld.analysis.heterogeneity import image_features
 from fedld.data import Federation
+from fedld.data.target_facts import target_facts
 from fedld.errors import FedLDError
 from fedld.records.reader import read_one, read_run
 from fedld.records.table import no_html
@@ -108,6 +109,9 @@ def diagnose_federation(federation: Federation) -> Diagnosis:
         label_counts=federation.label_counts(),
         feature_means=means,
         feature_spreads=spreads,
+        samples=federation.samples,
+        groups=federation.groups,
+        targets=[target_facts(federation, client) for client in federation.clients],
     )
     return _diagnosis(title, found)
 
