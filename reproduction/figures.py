@@ -74,7 +74,9 @@ TERMS = {
 """Panels of the loss terms and their studies."""
 TASK_TERMS = {
     "chest X-rays, classes": "covid-head-shared",
-    "heart disease, classes": "heart4-complete",
+    "heart disease, classes": "heart4-all",
+    "heart disease, three labels": "heart4-multilabel",
+    "heart rate, regression": "heart4-regression",
     "breast cancer, survival": "tcga-brca-tuned",
 }
 """The same for one study of every task."""

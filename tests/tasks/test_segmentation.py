@@ -29,6 +29,7 @@ from fedld.study.sites import case_means
 from fedld.tasks.overlap import hausdorff, overlap
 from fedld.tasks.segmentation import Segmentation, soft_dice
 from fedld.tasks.tally import merged
+from reproduction.add import site_dice
 
 SIZE = 16
 
@@ -190,6 +191,11 @@ def test_the_page_shows_outlines_and_survives_damage(federation, tmp_path):
     assert not re.search(
         r"accuracy", re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL), re.IGNORECASE
     )
+    for trained in read_one(tmp_path / "study").runs:
+        found = site_dice(trained)
+        own = case_means(trained.summary)
+        which = "global" if trained.label == "fedavg" else "personal"
+        assert found == {site: own[site][which].measures["dice"].value for site in ("oslo", "lima", "delhi")}
     for file in (tmp_path / "study/runs").glob("*/cases.npz"):
         file.write_bytes(file.read_bytes()[:200])
     write_report([tmp_path / "study"], tmp_path / "again.html")
