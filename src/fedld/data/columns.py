@@ -168,9 +168,9 @@ def lonely_levels(places: Mapping[str, Sequence[SheetColumn]]) -> Iterator[str]:
                     owners.setdefault(f"{column.name}{LEVEL}{level}", []).append(place)
     if len(places) < 2:
         return
-    for feature, found in owners.items():
-        if len(found) == 1:
-            yield f"only client '{found[0]}' has '{feature}'"
+    for feature, clients in owners.items():
+        if len(clients) == 1:
+            yield f"only client '{clients[0]}' has '{feature}'"
 
 
 def _sums(features: Sequence[str], columns: Sequence[SheetColumn], rows: int) -> Iterator[Sums]:

@@ -88,7 +88,7 @@ def describe_trouble(item: Listed, error: Exception) -> str:
 
 def _stamp(file: Path) -> tuple[int, int]:
     try:
-        facts = file.stat()
+        status = file.stat()
     except OSError:
         return -1, -1
-    return facts.st_size, facts.st_mtime_ns
+    return status.st_size, status.st_mtime_ns

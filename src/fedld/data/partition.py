@@ -80,8 +80,10 @@ def own_partition(own: Callable[..., Sequence[Any]], labels: Indices, **options:
     [[0, 1], [2, 3]]
     """
     name = name_of(own)
-    found = call_with(own, "partition", labels=labels, **options)
-    parts: list[Any] = [np.asarray(part) for part in (found if isinstance(found, Iterable) else [found])]
+    returned = call_with(own, "partition", labels=labels, **options)
+    parts: list[Any] = [
+        np.asarray(part) for part in (returned if isinstance(returned, Iterable) else [returned])
+    ]
     if any(part.ndim != 1 or (part.size and part.dtype.kind not in "iu") for part in parts):
         raise FedLDError(f"partition '{name}' does not give one array of places per client")
     places = np.concatenate([np.empty(0, np.int64), *parts])

@@ -52,14 +52,14 @@ def _files(path: Path) -> list[Path]:
         raise FedLDError(f"there are no pictures '{path}'")
     if not path.is_dir():
         return [path]
-    found = []
+    files = []
     for folder, below, names in os.walk(path):
         below[:] = [name for name in below if not name.startswith(".")]
-        found += [Path(folder, name) for name in names if not name.startswith(".")]
-    found = sorted(filter(is_image, found))
-    if not found:
+        files += [Path(folder, name) for name in names if not name.startswith(".")]
+    files = sorted(filter(is_image, files))
+    if not files:
         raise FedLDError(f"the folder '{path}' holds no pictures")
-    return found
+    return files
 
 
 def _archive(file: Path, shape: Shape) -> Pixels:

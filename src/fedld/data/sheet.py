@@ -220,8 +220,8 @@ def _number(cell: str) -> float | None:
 def _numbers(cells: list[str], name: str, file: Path) -> NDArray[np.float64]:
     for row, cell in enumerate(cells):
         if _number(cell) is None:
-            said = "is empty" if cell.lower() in MISSING else f"has '{cell[:40]}'"
-            raise FedLDError(f"{file}, line {row + 2}: the target '{name}' {said}, and a number is needed")
+            problem = "is empty" if cell.lower() in MISSING else f"has '{cell[:40]}'"
+            raise FedLDError(f"{file}, line {row + 2}: the target '{name}' {problem}, and a number is needed")
     return np.array([float(cell) for cell in cells])
 
 

@@ -79,8 +79,8 @@ class DataSpec:
         """What is to be known of the partition called `name`: whether it is what was asked for."""
         if callable(self.partition) or name != "dirichlet":
             return ()
-        found = repair(labels, self.clients, self.alpha, min_size=self.min_size, seed=self.seed)
-        return () if found is None else (found,)
+        repaired = repair(labels, self.clients, self.alpha, min_size=self.min_size, seed=self.seed)
+        return () if repaired is None else (repaired,)
 
     def divide(self, labels: NDArray[np.int64], name: str) -> list[NDArray[np.int64]]:
         """Draw the partition called `name`, or the user's own, with this spec's options."""

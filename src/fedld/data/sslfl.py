@@ -113,10 +113,10 @@ def read_lists(home: Path, classes: int) -> list[LabelledFile]:
                 raise FedLDError(f"{where} names {fields[0]}, which {listed[fields[0]][1]} already names.")
             listed[fields[0]] = split, where
     rows: list[LabelledFile] = []
-    said: dict[str, tuple[int, str]] = {}
+    labels_by_file: dict[str, tuple[int, str]] = {}
     for fields, where in _lines(home / "labels.csv"):
         label = _label(fields, classes, where)
-        first, place = said.setdefault(fields[0], (label, where))
+        first, place = labels_by_file.setdefault(fields[0], (label, where))
         if first != label:
             raise FedLDError(f"{where} gives {fields[0]} label {label}, {place} gives it {first}.")
         if fields[0] in listed:

@@ -104,8 +104,8 @@ def statistics_of_sums(
     mean = first / np.maximum(count, 1)
     std = np.sqrt(np.maximum(second / np.maximum(count, 1) - mean**2, 0.0))
     std[std < 1e-6] = 1.0  # a constant column
-    said = np.array([name.endswith(" missing") for name in names])
-    mean[said], std[said] = 0.0, 1.0
+    is_indicator = np.array([name.endswith(" missing") for name in names])
+    mean[is_indicator], std[is_indicator] = 0.0, 1.0
     return tuple(mean.tolist()), tuple(std.tolist())
 
 
@@ -226,8 +226,8 @@ def read_column(folder: Path, name: str) -> Text | None:
 
 def _hashes(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Digest of every image, (N, 32)."""
-    found = [sha256(np.ascontiguousarray(image).data).digest() for image in images]
-    return np.frombuffer(b"".join(found), np.uint8).reshape(len(images), 32)
+    digests = [sha256(np.ascontiguousarray(image).data).digest() for image in images]
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(len(images), 32)
 
 
 def _moments(images: NDArray[np.uint8]) -> NDArray[np.int64]:

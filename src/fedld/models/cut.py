@@ -29,11 +29,11 @@ class Trunk(nn.Module):
     @property
     def digest(self) -> str:
         """What the features depend on: every weight and its place."""
-        found = sha256()
+        digest = sha256()
         for name, value in self.stack.state_dict().items():
-            found.update(f"{name} {tuple(value.shape)} {value.dtype};".encode())
-            found.update(value.cpu().contiguous().numpy().tobytes())
-        return found.hexdigest()
+            digest.update(f"{name} {tuple(value.shape)} {value.dtype};".encode())
+            digest.update(value.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def train(self, mode: bool = True) -> "Trunk":
         """Nothing: frozen BatchNorm uses the statistics that it came with."""
@@ -92,8 +92,15 @@ def first_trained(network: Model, train: str) -> int:
                 f"train = '{train}' cannot be: this network has {total} blocks, so last:1 to last:{total}"
             )
         return total - int(count)
-    found = [k for k, name in enumerate(names) if name == train or name.startswith(f"{train}.")]
-    if not found:
-        known = ["all", "head", "last:N", *dict.fromkeys([*(n.split(".")[0] for n in names), *names])]
-        raise FedLDError(f"train = '{train}' names no block of this network: {nearest(train, known)}")
-    return found[0]
+    positions = [k for k, name in enumerate(names) if name == train or name.startswith(f"{train}.")]
+    if not positions:
+        names_of_blocks = [
+            "all",
+            "head",
+            "last:N",
+            *dict.fromkeys([*(n.split(".")[0] for n in names), *names]),
+        ]
+        raise FedLDError(
+            f"train = '{train}' names no block of this network: {nearest(train, names_of_blocks)}"
+        )
+    return positions[0]

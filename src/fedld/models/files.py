@@ -73,11 +73,11 @@ def read_model(file: Path) -> ModelFile:
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FedLDError(f"'{file}' is no readable safetensors file: {error}") from None
     metadata: dict[str, str] = header.pop(METADATA, None) or {}
-    said = metadata.get(DIGEST)
+    checksum = metadata.get(DIGEST)
     texts = {name: text for name, text in metadata.items() if name != DIGEST}
-    if said is not None and said != _digest(header, texts, data):
+    if checksum is not None and checksum != _digest(header, texts, data):
         raise FedLDError(f"'{file}' is damaged: its contents are not those of its checksum")
-    return ModelFile(file, metadata, tensors, said is not None)
+    return ModelFile(file, metadata, tensors, checksum is not None)
 
 
 def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:

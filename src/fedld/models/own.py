@@ -29,12 +29,12 @@ def own_network(
     """
     network: Any = deepcopy(own)
     if not isinstance(own, nn.Module):
-        facts: dict[str, Any] = {"classes": classes, "input_shape": input_shape}
+        arguments: dict[str, Any] = {"classes": classes, "input_shape": input_shape}
         if len(input_shape) == 3:
-            facts |= {"channels": input_shape[0], "image_size": min(input_shape[1:])}
+            arguments |= {"channels": input_shape[0], "image_size": min(input_shape[1:])}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "init"))
-            network = call_with(own, "model", **facts)
+            network = call_with(own, "model", **arguments)
     if not isinstance(network, nn.Module):
         raise FedLDError(f"model '{name_of(own)}' made a {type(network).__name__}, not a torch module")
     if not any(True for _ in network.parameters()):

@@ -61,8 +61,8 @@ def headline(summary: Summary) -> str:
     >>> headline({"test": {"final": {"count": 9, "accuracy": 0.5}}})
     'accuracy 0.5000'
     """
-    found = summary.get("test") or summary.get("personal") or {}
-    for name, value in _measures(found.get("final")).items():
+    scores = summary.get("test") or summary.get("personal") or {}
+    for name, value in _measures(scores.get("final")).items():
         return f"{name} {value:.4f}" if isinstance(value, int | float) else f"no finite {name}"
     return "no evaluation"
 
@@ -80,13 +80,13 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     >>> flatten({"method": {"name": "fedprox", "mu": 0.1}, "lr": 0.05})
     {'method.name': 'fedprox', 'method.mu': '0.1', 'lr': '0.05'}
     """
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
-            found |= flatten(value, f"{prefix}{key}.")
+            columns |= flatten(value, f"{prefix}{key}.")
         else:
-            found[clean(prefix + key)] = clean(value)
-    return found
+            columns[clean(prefix + key)] = clean(value)
+    return columns
 
 
 def _table(value: object) -> Mapping[str, Any]:

@@ -42,7 +42,7 @@ class Ledger:
     def __init__(self, file: Path) -> None:
         self.file = file
 
-    def append(self, kind: str, **facts: Any) -> str:
+    def append(self, kind: str, **fields: Any) -> str:
         """Add a line and sync it; gives its hash."""
         handle = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -51,7 +51,7 @@ class Ledger:
             if torn:
                 os.ftruncate(handle, os.fstat(handle).st_size - torn)
                 last = _write(handle, last, "torn", {"bytes": torn})
-            return str(_write(handle, last, kind, facts)["hash"])
+            return str(_write(handle, last, kind, fields)["hash"])
         finally:
             os.close(handle)
 
@@ -76,10 +76,10 @@ class Ledger:
 
     def head(self) -> str:
         """The last line's hash, of a ledger that is whole."""
-        found = self.check()
-        if found.problem:
-            raise FedLDError(f"'{self.file}': {found.problem}")
-        return found.head
+        checked = self.check()
+        if checked.problem:
+            raise FedLDError(f"'{self.file}': {checked.problem}")
+        return checked.head
 
 
 def _last(handle: int, file: Path) -> tuple[LedgerEntry, int]:
@@ -98,9 +98,9 @@ def _last(handle: int, file: Path) -> tuple[LedgerEntry, int]:
     return entry, len(rest)
 
 
-def _write(handle: int, last: LedgerEntry, kind: str, facts: LedgerEntry) -> LedgerEntry:
+def _write(handle: int, last: LedgerEntry, kind: str, fields: LedgerEntry) -> LedgerEntry:
     time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    entry = {"n": last["n"] + 1, "time": time, "kind": kind, **facts, "previous": last["hash"]}
+    entry = {"n": last["n"] + 1, "time": time, "kind": kind, **fields, "previous": last["hash"]}
     entry["hash"] = _hash(entry)
     line = _line(entry) + b"\n"
     if os.write(handle, line) != len(line):
@@ -128,6 +128,6 @@ def _hash(entry: LedgerEntry) -> str:
 def shown(entries: list[LedgerEntry]) -> Iterator[str]:
     """Lines for a reader: number, time, kind, and what it tells."""
     for entry in entries:
-        facts = {key: entry[key] for key in entry if key not in ("n", "time", "kind", "previous", "hash")}
-        told = "  ".join(f"{key} {json.dumps(value)}" for key, value in facts.items())
-        yield f"{entry['n']:>6}  {entry['time']}  {entry['kind']:<12} {told}"
+        fields = {key: entry[key] for key in entry if key not in ("n", "time", "kind", "previous", "hash")}
+        text = "  ".join(f"{key} {json.dumps(value)}" for key, value in fields.items())
+        yield f"{entry['n']:>6}  {entry['time']}  {entry['kind']:<12} {text}"

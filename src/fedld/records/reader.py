@@ -73,14 +73,14 @@ class Run:
     @property
     def fold(self) -> int | None:
         """Which fold of a cross-validation is tested; None without one."""
-        found = self.config.get("fold")
-        return found if isinstance(found, int) else None
+        fold = self.config.get("fold")
+        return fold if isinstance(fold, int) else None
 
     @property
     def folds(self) -> int | None:
         """How many folds the cross-validation has; None without one."""
-        found = self.config.get("folds")
-        return found if isinstance(found, int) and found > 1 else None
+        folds = self.config.get("folds")
+        return folds if isinstance(folds, int) and folds > 1 else None
 
     @property
     def pair(self) -> int:
@@ -105,12 +105,12 @@ class Run:
     @cached_property
     def measures(self) -> dict[str, Measure]:
         """The measures of the run by name, the one that decides first."""
-        told = self.facts.get("measures") if self.facts else None
-        if isinstance(told, list):
-            found = [Measure.from_json(one) for one in told if isinstance(one, dict)]
+        described = self.facts.get("measures") if self.facts else None
+        if isinstance(described, list):
+            measures = [Measure.from_json(one) for one in described if isinstance(one, dict)]
         else:
-            found = list(format1.measures(self.summary, self.rounds.lines))
-        return {measure.name: measure for measure in found}
+            measures = list(format1.measures(self.summary, self.rounds.lines))
+        return {measure.name: measure for measure in measures}
 
     @cached_property
     def rounds(self) -> Records[RoundLine]:
@@ -143,8 +143,8 @@ class Run:
 
     @property
     def _checksums(self) -> dict[str, Any]:
-        found = self.summary.get("sha256") if self.summary else None
-        return found if isinstance(found, dict) else {}
+        checksums = self.summary.get("sha256") if self.summary else None
+        return checksums if isinstance(checksums, dict) else {}
 
     def change(self, name: str) -> str | None:
         """A sentence if a file is not the one of which summary.json has the checksum."""
@@ -219,10 +219,10 @@ class Run:
 
 def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs of every method, in order of appearance."""
-    found: dict[str, list[Run]] = {}
+    runs_by_label: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(run.label, []).append(run)
-    return found
+        runs_by_label.setdefault(run.label, []).append(run)
+    return runs_by_label
 
 
 def longest_run(runs: Sequence[Run]) -> Run:
@@ -282,8 +282,8 @@ def _read_study(path: Path) -> StudyRecords:
     check_format(index, path / "study.json")
     if index is None:
         problems.append(f"{path.name}/study.json is damaged: its runs are taken from the folder 'runs'")
-        found = sorted((path / "runs").glob("*/config.toml"))
-        index = {"runs": [{"path": str(file.parent.relative_to(path))} for file in found]}
+        configs = sorted((path / "runs").glob("*/config.toml"))
+        index = {"runs": [{"path": str(file.parent.relative_to(path))} for file in configs]}
     runs = []
     refused = read_object(path / REFUSED) or {}
     for entry in index.get("runs") or []:
@@ -412,7 +412,7 @@ def read_records(folder: Path, file: RecordFile[L], checksum: object = None) -> 
         content = (folder / file.name).read_bytes()
     except OSError:
         return Records([], f"{file.name} is missing", checksum is not None)
-    found: dict[tuple[Any, ...], L] = {}
+    lines_by_key: dict[tuple[Any, ...], L] = {}
     damaged, changed = 0, []
     numbered = [(number, raw) for number, raw in enumerate(content.split(b"\n"), start=1) if raw]
     for (number, _), (raw, verdict) in zip(numbered, checked(raw for _, raw in numbered), strict=True):
@@ -423,12 +423,14 @@ def read_records(folder: Path, file: RecordFile[L], checksum: object = None) -> 
         elif verdict == "changed" or FIELD in line:
             changed.append(number)
         else:
-            found[tuple(line[name] for name in file.key)] = cast(L, format1.upgrade(file.name, line))
+            lines_by_key[tuple(line[name] for name in file.key)] = cast(L, format1.upgrade(file.name, line))
     problems = [f"{file.name}: {damaged} damaged line(s) left out"] if damaged else []
     problems += [_changed_lines(file.name, changed)] if changed else []
     other = checksum is not None and sha256(content).hexdigest() != checksum
     problems += [f"{file.name} {CHANGED}: lines are missing or new"] if other and not problems else []
-    return Records([found[k] for k in sorted(found)], "; ".join(problems) or None, bool(changed) or other)
+    return Records(
+        [lines_by_key[k] for k in sorted(lines_by_key)], "; ".join(problems) or None, bool(changed) or other
+    )
 
 
 def _changed_lines(name: str, numbers: list[int]) -> str:

@@ -88,8 +88,8 @@ def each_line(folder: Path, file: RecordFile[L]) -> Iterator[L]:
     path = folder / file.name
     if path.exists():
         with path.open("rb") as lines:
-            found = (json.loads(split(line)[0]) for line in lines if line.strip())
-            yield from (cast(L, upgrade(file.name, one)) for one in found)
+            parsed = (json.loads(split(line)[0]) for line in lines if line.strip())
+            yield from (cast(L, upgrade(file.name, one)) for one in parsed)
 
 
 def read_lines(folder: Path, file: RecordFile[L]) -> list[L]:
@@ -157,11 +157,11 @@ class RunDirectory:
 
     def checksums(self) -> dict[str, str]:
         """SHA-256 of every record file that was written, and of the files in `CHECKSUMMED`."""
-        found = {name: d.hexdigest() for name, d in self._digests.items() if (self.path / name).exists()}
+        digests = {name: d.hexdigest() for name, d in self._digests.items() if (self.path / name).exists()}
         for name in CHECKSUMMED:
             if (self.path / name).exists():
-                found[name] = sha256((self.path / name).read_bytes()).hexdigest()
-        return found
+                digests[name] = sha256((self.path / name).read_bytes()).hexdigest()
+        return digests
 
     def write_summary(self, summary: Summary) -> None:
         """Mark the run as finished."""
