@@ -59,7 +59,7 @@ class Sites:
     def seconds(self, out: str, count: int, rounds: int, train: str, *options: str) -> list[float]:
         """Seconds of each round of a run; the first also has what is done once."""
         words = ["--engine", "flower", "--dataset", "npz:demo/test.npz", "--clients", str(count)]
-        words += ["--model", "mobilenetv2", "--train", train, "--rounds", str(rounds + 1)]
+        words += ["--model", "mobilenet_v2", "--train", train, "--rounds", str(rounds + 1)]
         words += ["--no-client-losses", "--set", "canary=false", "--out", f"runs/{out}", *options]
         self.call("run", *words)
         return [line["seconds"] for line in read_lines(self.folder / "runs" / out, ROUNDS)][1:]
