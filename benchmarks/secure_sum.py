@@ -57,12 +57,12 @@ class Sites:
         assert found.returncode == 0, found.stdout + found.stderr
 
     def seconds(self, out: str, count: int, rounds: int, train: str, *options: str) -> list[float]:
-        """Seconds of each round of a run; the first also has what is done once."""
+        """Seconds of rounds; the first line also has what is done once, the last one no training."""
         words = ["--engine", "flower", "--dataset", "npz:demo/test.npz", "--clients", str(count)]
-        words += ["--model", "mobilenet_v2", "--train", train, "--rounds", str(rounds + 1)]
+        words += ["--model", "mobilenet_v2", "--train", train, "--rounds", str(rounds + 2)]
         words += ["--no-client-losses", "--set", "canary=false", "--out", f"runs/{out}", *options]
         self.call("run", *words)
-        return [line["seconds"] for line in read_lines(self.folder / "runs" / out, ROUNDS)][1:]
+        return [line["seconds"] for line in read_lines(self.folder / "runs" / out, ROUNDS)][1:-1]
 
     def close(self) -> None:
         for process in self.running:

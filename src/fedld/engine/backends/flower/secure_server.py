@@ -197,7 +197,8 @@ class SecureServer:
         experiment = self.setup.experiment
         limit = experiment.round_timeout or 3600.0
         grace = GRACE if experiment.grace is None else experiment.grace
-        most = context.code.length * context.code.dtype.itemsize + SPARE
+        vector = context.code.length * context.code.dtype.itemsize
+        most = 3 * vector + SPARE  # a grid counts pieces on the wire and the array made of them
         patience = Patience(limit, max(context.threshold, LEAST_SITES), grace)
         replies = exchange(self.sites.grid, contents, "train.secure", patience, most)
         messages: dict[str, bytes] = {}
