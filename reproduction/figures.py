@@ -78,6 +78,7 @@ TASK_TERMS = {
     "heart disease, three labels": "heart4-multilabel",
     "heart rate, regression": "heart4-regression",
     "breast cancer, survival": "tcga-brca-tuned",
+    "lungs, segmentation": "lungs-countries",
 }
 """The same for one study of every task."""
 PER_ROW = 3  # panels beside each other
