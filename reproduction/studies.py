@@ -176,7 +176,7 @@ def private_study(on: str, level: str) -> Study:
             )
             for clip, rate in low.items()
         ]
-    return head_study(on, kind, "fedavg", *PRIVATE, "--seeds", "0,1,2,3,4", choices=tuple(choices))
+    return head_study(on, kind, "fedavg", *PRIVATE, "--seeds", "0,1,2", choices=tuple(choices))
 
 
 def paper_study(data: str, table: str, rounds: int, *options: str, methods: str = "") -> Study:

@@ -67,7 +67,8 @@ def test_definitions_are_the_commands_that_made_the_numbers(part, tmp_path):
         if recorded is None or words[0] == "tune":
             continue
         ours, theirs = parse(words), parse(shlex.split(recorded["command"])[1:])
-        for key in COMPARED:
+        searched = {"lr"} if part == "private_heads" else set()  # chosen by a search
+        for key in set(COMPARED) - searched:
             data = str(ours.get(key)).replace(str(tmp_path / "data"), "DATA")
             assert data == str(theirs.get(key)), (name, key)
         checked.add(name)

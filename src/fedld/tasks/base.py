@@ -168,11 +168,25 @@ class Task(ABC):
         return 0.0, 1.0
 
     def with_constants(self, constants: Sequence[float]) -> "Task":
-        """Give the task with the numbers of a model file."""
+        """Give the task with the numbers of a model file.
+
+        Args:
+            constants: the numbers that the model file holds.
+
+        Returns:
+            The task that predicts with them.
+        """
         return self
 
     def output_names(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Give the names of the model's outputs, from those that the data has."""
+        """Give the names of the model's outputs, from those that the data has.
+
+        Args:
+            names: names in the data.
+
+        Returns:
+            One name for each output.
+        """
         return tuple(names)
 
     def target_sums(self, targets: NDArray[np.generic]) -> dict[str, float]:
