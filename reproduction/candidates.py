@@ -59,7 +59,7 @@ def write_candidates(runs: Path) -> Path:
 
 def read_candidate(run: Path) -> dict[str, Any] | None:
     """Read one run: its settings and what the held-out images said; None without an evaluation."""
-    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = _lines(run / "rounds.jsonl")
     tests = [line["test"] for line in lines if line.get("test")]
     if not tests:
         return None
@@ -74,7 +74,14 @@ def read_candidate(run: Path) -> dict[str, Any] | None:
         "held_out_auroc": fmean(test["auroc"] for test in tests[-LAST:]),
         "held_out_loss": fmean(test["loss"] for test in tests[-LAST:]),
     }
+    for number in (1, 2):
+        losses = [line["train_loss"] for line in _lines(run / "clients.jsonl") if line["round"] == number]
+        measures[f"largest_train_loss_round{number}"] = max(losses)
     return {"values": values, "score": fmean(accuracies[-LAST:]), "measures": measures}
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def read_config(run: Path) -> dict[str, Any]:

@@ -406,7 +406,7 @@ def candidates(name: str) -> str:
         settings = json.loads(number.settings)
         row = rows.setdefault(settings.pop("candidate"), {"settings": settings})
         row[number.measure] = number.value
-    head = ["rounds", "last three, %", "best, %", "AUROC", "loss"]
+    head = ["rounds", "last three, %", "best, %", "AUROC", "loss", "largest training loss, rounds 1 and 2"]
     body = {
         label: [
             f"{row['settings']['rounds']}",
@@ -414,6 +414,7 @@ def candidates(name: str) -> str:
             f"{row['held_out_best']:.1f}",
             f"{row['held_out_auroc']:.4f}",
             f"{row['held_out_loss']:.3f}",
+            f"{row['largest_train_loss_round1']:.2f}, {row['largest_train_loss_round2']:.2f}",
         ]
         for label, row in rows.items()
     }

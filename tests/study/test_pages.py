@@ -98,6 +98,8 @@ def test_candidates_of_a_search_by_hand_are_added_with_what_held_out_images_said
         tests = [{"accuracy": accuracy, "auroc": 0.9, "loss": 0.5} for accuracy in accuracies]
         lines = [json.dumps({"round": k + 1, "test": test}) for k, test in enumerate(tests)]
         (tmp_path / "hand" / name / "rounds.jsonl").write_text("\n".join([*lines, '{"round": 5}']))
+        clients = [json.dumps({"round": k, "train_loss": k * loss}) for k in (1, 2) for loss in (0.1, 0.2)]
+        (tmp_path / "hand" / name / "clients.jsonl").write_text("\n".join(clients))
         shared = "\n".join(f'{key} = "x"' for key in SHARED if key != "dataset")
         config = (
             f'dataset = "digits"\n{shared}\nseed = 0\nlr = 0.1\n[method]\nname = "scaffold"\nbeta = 0.5\n'
@@ -113,6 +115,7 @@ def test_candidates_of_a_search_by_hand_are_added_with_what_held_out_images_said
         "method.beta": 0.5,
     }
     assert second["score"] == pytest.approx(70.0)
+    assert second["measures"]["largest_train_loss_round2"] == pytest.approx(0.4)
     tidy = tmp_path / "evidence.csv.gz"
     assert add([tmp_path / "hand"], numbers=tidy, commands=tmp_path / "commands.json") == ["tune/hand"]
     values = {(one.measure, one.value) for one in evidence.read_numbers(tidy)}
