@@ -38,6 +38,7 @@ from fedld.engine.jobs import (
 from fedld.engine.network import divided, make_layout
 from fedld.methods.moments import symmetric, triangle
 from fedld.tasks import Classification
+from fedld.transforms import Chain
 
 CLASSES = ["low", "high", "rare"]
 LEAST = 20
@@ -164,7 +165,8 @@ def _orders() -> tuple[Orders, list[Any], dict[str, Any]]:
         layout=layout,
         sizes={"a": 100},
         task=Classification(),
-        transforms=(),
+        transforms=Chain(),
+        private={},
     )
     memory = SharedMemory(torch.zeros(layout.size), *(torch.zeros(1, layout.size) for _ in range(3)))
     here = Incoming("a")
