@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from tests.flower.conftest import Grid
 
+from fedld.aggregation import aggregate
+from fedld.aggregation.sketch import CountSketch
 from fedld.config.experiment import make_experiment
 from fedld.deployment.keys import make_peer_key
 from fedld.engine import loop
@@ -48,19 +50,25 @@ class SecureGrid(Grid):
     def __init__(self, folder, data):
         self.nodes, self.replies, self.spoil, self.lost = {}, {}, {}, {}
         super().__init__(folder, data, ".npz", {})
-        self.nodes, self.carried = {}, []
+        self.nodes, self.carried, self.away = {}, [], set()
         for node, site in enumerate(FIVE, start=1):
             self.join(node, site, **{"peer-key": str(data / f"{site}.peer.key"), "images-per-feature": 0.0})
             (folder / "state" / site / "peers.toml").write_text((data / "peers.toml").read_text())
 
     def _answer(self, message):
         site = self.nodes[message.metadata.dst_node_id].node_config["site"]
-        number = 0
-        if message.metadata.message_type != "query":
-            part = json.loads(str(message.content.config_records["part"]["json"]))
-            number = part.get("number", 1)
-            self.carried.append((site, number))
-        return None if number and number >= self.lost.get(site, 9) else super()._answer(message)
+        if message.metadata.message_type == "query":
+            return super()._answer(message)
+        part = json.loads(str(message.content.config_records["part"]["json"]))
+        number = part.get("number", 1)
+        self.carried.append((site, number))
+        if self.gone(site, number, part):
+            self.away.add(site)
+        return None if site in self.away else super()._answer(message)
+
+    def gone(self, site, number, part):
+        """Whether a site stops here."""
+        return number >= self.lost.get(site, 9)
 
 
 @pytest.fixture(autouse=True)
@@ -70,8 +78,23 @@ def task(monkeypatch, data):
     monkeypatch.setenv("FEDLD_CACHE", str(data / "cache"))
 
 
-def run(folder, data, lost=None, secure="sum", **settings):
-    grid = SecureGrid(folder, data)
+class GramGrid(SecureGrid):
+    """`lost` counts the messages of the Gram matrix (2 to 4) and of its sum (5 to 9) after the order (1)."""
+
+    sums = False
+
+    def gone(self, site, number, part):
+        request = part.get("request") or {}
+        if "jobs" in part:
+            self.sums, place = False, 1
+        else:
+            self.sums = request.get("computation") == "sum" if request else self.sums
+            place = number + (4 if self.sums else 1)
+        return place >= self.lost.get(site, 99)
+
+
+def run(folder, data, lost=None, secure="sum", grid=SecureGrid, **settings):
+    grid = grid(folder, data)
     grid.lost = lost or {}
     out = folder / "run"
     common = {"clients": 5, "rounds": 1, "min_clients": 3, "on_client_failure": "skip", "canary": False}
@@ -154,9 +177,84 @@ def test_an_opened_sum_is_read_again_by_a_resumed_run(tmp_path, data, monkeypatc
 def test_what_cannot_be_summed_is_refused_before_the_run(tmp_path, data):
     with pytest.raises(FedLDError, match="needs single updates"):
         run(tmp_path / "rule", data, rule={"name": "consensus"})
+    with pytest.raises(FedLDError, match="a round needs at least 5 clients"):
+        run(tmp_path / "four", data, secure="gram", method="consensus", sample_clients=4)
     grid = SecureGrid(tmp_path, data)
     del grid.nodes[5].node_config["peer-key"]
     out = tmp_path / "run"
     settings = {"clients": 5, "min_clients": 3, "dataset": f"npz:{data}/test.npz", "secure": "sum"}
     with pytest.raises(FedLDError, match="start 'omega' with --peers"):
         loop.run(make_experiment(settings), out, engine=FlowerEngine(grid, out))
+
+
+def same_sketch(monkeypatch, out):
+    """Plain runs take the sketches of a secure one."""
+    lines = [json.loads(line) for line in (out / "conflict.jsonl").open()]
+    sketches = iter([CountSketch(line["sketch"]["buckets"], line["sketch"]["seed"]) for line in lines])
+
+    def sketched(*args, **options):
+        return aggregate(*args, **{**options, "tensors": None}, gram=next(sketches))
+
+    monkeypatch.setattr("fedld.methods.base.aggregate", sketched)
+
+
+@pytest.mark.parametrize("method", ["consensus", "fedgh"])
+def test_rules_of_inner_products_give_the_plain_model_of_the_same_sketch(tmp_path, data, monkeypatch, method):
+    settings = {"method": method, "rounds": 2}
+    out, grid = run(tmp_path / "gram", data, secure="gram", grid=GramGrid, **settings)
+    same_sketch(monkeypatch, out)
+    plain, _ = run(tmp_path / "plain", data, secure=None, **settings)
+    torch.testing.assert_close(weights(out), weights(plain), rtol=1e-4, atol=1e-5)
+    rounds = settings["rounds"]
+    assert [grid.carried.count(("alpha", number)) for number in range(1, 6)] == [
+        3 * rounds,
+        2 * rounds,
+        2 * rounds,
+        rounds,
+        rounds,
+    ]
+
+
+@pytest.mark.parametrize("message", range(4, 10))
+def test_a_site_that_leaves_after_it_shared_its_sketch_does_not_end_the_round(
+    tmp_path, data, monkeypatch, message
+):
+    """Before its masked vector has come, the model is that of the others and of their part of the matrix."""
+    out, _ = run(
+        tmp_path / "gram", data, {"omega": message}, secure="gram", grid=GramGrid, method="consensus"
+    )
+    (line,) = read_lines(out, ROUNDS)
+    assert line["clients"] == (5 if message > 7 else 4)
+    same_sketch(monkeypatch, out)
+    missing = {} if message > 7 else {"omega": 1}
+    plain, _ = run(tmp_path / "plain", data, missing, secure=None, method="consensus")
+    assert (weights(out) - weights(plain)).abs().max() < 2e-6
+
+
+def test_two_of_five_may_leave_before_the_products_and_four_sites_open_no_matrix(tmp_path, data):
+    lost = {"omega": 4, "gamma": 4}
+    out, _ = run(tmp_path / "two", data, lost, secure="gram", grid=GramGrid, method="consensus")
+    assert read_lines(out, ROUNDS)[0]["clients"] == 3
+    with pytest.raises(FedLDError, match="4 sites are left, 5 are needed"):
+        run(tmp_path / "early", data, {"omega": 2}, secure="gram", grid=GramGrid, method="consensus")
+
+
+@pytest.mark.parametrize("lie", ["coefficients", "weights", "matrix"])
+def test_sites_refuse_coefficients_that_do_not_follow_from_the_matrix(tmp_path, data, monkeypatch, lie):
+    """A server that publishes others, gives false weights, or opens the matrix of other shares."""
+    real = secure_server.SecureServer._sum_of_all
+
+    def lying(self, described, sites, published, opening):
+        numbers = published.model_dump()
+        if lie == "matrix":
+            message = json.loads(opening)
+            message["products"][0]["products"] = "00" * (len(message["products"][0]["products"]) // 2)
+            opening = json.dumps(message).encode() + b"\n"
+        else:
+            numbers[lie] = [2 * number for number in numbers[lie]]
+        return real(self, described, sites, secure_server.PublishedCoefficients(**numbers), opening)
+
+    monkeypatch.setattr(secure_server.SecureServer, "_sum_of_all", lying)
+    reason = {"coefficients": "do not follow", "weights": "its own is another", "matrix": "signature"}[lie]
+    with pytest.raises(FedLDError, match=f"was not opened.*{reason}"):
+        run(tmp_path, data, secure="gram", grid=GramGrid, method="consensus")

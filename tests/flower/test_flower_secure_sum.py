@@ -1,13 +1,16 @@
 """Real processes: a secure sum over five sites with TLS and pinned keys, one of them killed in mid-round."""
 
+import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
+from tests.flower.test_flower_secure_rounds import run, same_sketch
 
 from fedld.deployment.keys import make_peer_key, make_site_key
 from fedld.deployment.launch import registrations_file
@@ -38,6 +41,9 @@ def five(tmp_path_factory, consortium):
         registrations.add(name, made.folder / "keys" / f"{name}.pub")
     keys = merged_peers(made.folder / "keys" / f"{name}.peer.toml" for name in FIVE)
     (made.folder / "peers.toml").write_text(peers_text(keys))
+    (folder / "peers.toml").write_text(peers_text(keys))
+    for name in FIVE:
+        shutil.copy(made.folder / "keys" / f"{name}.peer.key", folder)
     (made.folder / "policy.toml").write_text(POLICY)
     for name in FIVE[:-1]:
         # One site lets its updates leave in secure sums only.
@@ -47,32 +53,64 @@ def five(tmp_path_factory, consortium):
     made.close()
 
 
-def play(five, out, dies_at, *options):
-    """A run of fedld-drift in which omega is killed at a message; gives the final weights and the round."""
+def settings_words(**settings):
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+def start_omega(five, dies_at):
     program = [sys.executable, str(HERE / "dying_site.py"), str(dies_at)]
     five.start_site("omega", "--peers", "peers.toml", program=program)
-    settings = {"dataset": f"npz:{five.data}/test.npz", "clients": 5, "rounds": 1, "lr": 0.05}
-    settings |= {"method": "fedld-drift", "client_losses": "false", "canary": "false", "grace": 20}
-    settings |= {"rule.rules": "mean", "rule.vote": "mean", "rule.samples": 40}
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    run = five.submit(out, out, "--rule", "measured", *words, *options)
+
+
+def restart_beta(five, policy=""):
+    """One site has a policy of its own."""
+    five.kill("beta")
+    (five.folder / "policy.toml").write_text(policy)
+    five.start_site("beta", "--peers", "peers.toml", *(("--policy", "policy.toml") if policy else ()))
+
+
+def model(run):
+    arrays = load_file(run / "model.safetensors")
+    return torch.cat([tensor.double().flatten() for _, tensor in sorted(arrays.items())])
+
+
+COMMON = {"clients": 5, "rounds": 1, "lr": 0.05, "client_losses": "false", "canary": "false", "grace": 20}
+DRIFT = {"method": "fedld-drift", "rule.rules": "mean", "rule.vote": "mean", "rule.samples": 40}
+
+
+def play(five, out, dies_at, *options, **settings):
+    """A run in which omega is killed at a message; gives the final weights and the round."""
+    start_omega(five, dies_at)
+    words = settings_words(dataset=f"npz:{five.data}/test.npz", **COMMON, **settings)
+    run = five.submit(out, out, *words, *options)
     code = run.wait(400)
     five.processes.pop("omega").wait(60)
-    (line,) = five.records(out, "rounds.jsonl")
     assert code == 0, five.log(out)
-    model = load_file(five.folder / "runs" / out / "model.safetensors")
-    return torch.cat([tensor.double().flatten() for _, tensor in sorted(model.items())]), line
+    (line,) = five.records(out, "rounds.jsonl")
+    assert list(line["missing"]) == ["omega"]
+    return model(five.folder / "runs" / out), line
 
 
 def test_fedld_drift_is_summed_on_five_sites_of_which_one_is_killed(five):
     """The model is that of a plain run of the four that stayed."""
-    summed, line = play(five, "summed", 3, "--secure", "sum")
-    assert list(line["missing"]) == ["omega"]
+    summed, line = play(five, "summed", 3, "--rule", "measured", "--secure", "sum", **DRIFT)
     assert line["choices"]["step"] > 0  # candidates were measured and summed, too
     assert "conflict" not in {file.stem for file in (five.folder / "runs" / "summed").iterdir()}
-    five.kill("beta")
-    five.start_site("beta", "--peers", "peers.toml")  # without the policy, which refuses plain runs
-    plain, other = play(five, "plain", 1)
-    assert list(other["missing"]) == ["omega"]
+    restart_beta(five)  # without the policy, which refuses plain runs
+    plain, _ = play(five, "plain", 1, "--rule", "measured", **DRIFT)
     assert (summed - plain).abs().max() < 1e-6
     assert (summed != 0).any()
+
+
+def test_consensus_runs_by_a_secure_gram_matrix_on_five_sites_of_which_one_is_killed(
+    five, tmp_path, monkeypatch
+):
+    """The model is that of a plain run of the four that stayed, by the same sketch."""
+    restart_beta(five, 'updates = "gram"\nmin_sites = 3\nsmallest_count = 2\n')
+    secure, _ = play(five, "gram", "gram3", "--secure", "gram", method="consensus")
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    same_sketch(monkeypatch, five.folder / "runs" / "gram")
+    plain, _ = run(tmp_path, five.data, {"omega": 1}, secure=None, method="consensus")
+    assert (secure - model(plain)).abs().max() < 1e-6
+    assert (secure != 0).any()

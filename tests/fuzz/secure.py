@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from fedld.privacy import simulation
+from fedld.privacy import numbered, simulation
 from fedld.privacy.fixed_point import FixedPoint, Segment
 from fedld.privacy.messages import GramDelivery, GramShares, MaskedInput
 
@@ -47,9 +47,9 @@ class _Wire:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng, self.bad, self.number = rng, rng.randrange(48), 0
-        self.read, self.changed = simulation.from_bytes, None
+        self.read, self.changed = numbered.from_bytes, None
 
-    def __call__(self, kind: Any, content: bytes, context: Any) -> Any:
+    def __call__(self, kind: Any, content: bytes, context: Any = None) -> Any:
         self.number += 1
         if self.number == self.bad:
             spoilt = _spoilt(content, self.rng)
@@ -65,7 +65,7 @@ def make_case(rng: random.Random, _: Path) -> Callable[[], object]:
     sums = rng.random() < 0.6
 
     def case() -> None:
-        with patch.object(simulation, "from_bytes", wire):
+        with patch.object(numbered, "from_bytes", wire):
             if sums:
                 found: Any = simulation.secure_sum(vectors, dict.fromkeys(SITES, 2), CODE)
                 expected: Any = 2 * sum(vectors[site] for site in found.survivors)

@@ -219,7 +219,7 @@ class Experiment(BaseModel):
     secure: Literal["sum", "gram"] | None = setting(
         "training",
         None,
-        "sum: the server sees no single update; gram: but inner products, for rules of them (one machine)",
+        "sum: the server sees no single update; gram: but inner products, for rules of them",
         travels=True,
     )
     dp: str | None = setting(

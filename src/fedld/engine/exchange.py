@@ -20,7 +20,7 @@ from fedld.engine.jobs import (
 )
 from fedld.engine.recording import exclusion, total, traffic
 from fedld.engine.screening import long_messages
-from fedld.engine.summing import Adder, sum_of_messages
+from fedld.engine.summing import Adder, Combiner, sum_of_messages
 from fedld.errors import FedLDError
 from fedld.layout import Tree
 from fedld.methods import Messages, Server
@@ -77,6 +77,11 @@ class Exchange:
         transform = self.setup.transforms.sums_only
         assert transform is not None
         return transform.total
+
+    @property
+    def combiner(self) -> Combiner | None:
+        """What combines updates that clients keep; None where the transform itself does."""
+        return self.backend.combine if isinstance(self.backend, SummingBackend) else None
 
     def publish(self) -> None:
         """Put the global weights where the workers read them."""

@@ -200,7 +200,7 @@ def _hidden_replies(
     setup = exchange.setup
     if not _opens_gram(setup):
         return sum_of_updates(setup, exchange.adder, rows, messages)
-    replies, total = combined_updates(setup, rows, messages)
+    replies, total = combined_updates(setup, exchange.combiner, rows, messages)
     exchange.enter({"bytes_up": total.sent, "bytes_down": total.delivered})
     return replies, total
 

@@ -39,6 +39,9 @@ FEATURE_SUMS = {
 Adder = Callable[[Mapping[str, Tree], Mapping[str, float], Mapping[str, SummedEntry]], Total]
 """Adds up messages by client: (messages, weights, how each entry is added up) -> the sums."""
 
+Combiner = Callable[[Mapping[str, Tree], Mapping[str, float], Mapping[str, SummedEntry]], CombinedTotal]
+"""Combines updates that clients keep: as `Adder`, with the rule's coefficients for the parameters."""
+
 
 def weight_of(method: Method, samples: int) -> float:
     """Give how much a client counts: its samples, or 1 where clients count alike."""
@@ -173,17 +176,33 @@ def sum_of_updates(
 
 
 def combined_updates(
-    setup: Setup, updates: Mapping[str, torch.Tensor], messages: Mapping[str, Tree]
+    setup: Setup,
+    combiner: Combiner | None,
+    updates: Mapping[str, torch.Tensor],
+    messages: Mapping[str, Tree],
 ) -> tuple[Replies, CombinedTotal]:
-    """Give what the method sees of updates that its rule combines by their Gram matrix, which is opened."""
+    """Give what the method sees of updates that its rule combines by their Gram matrix, which is opened.
+
+    Args:
+        setup: The run.
+        combiner: What combines updates that the clients keep; None where the transform does.
+        updates: By client.
+        messages: What each client says to the method beside its update.
+
+    Returns:
+        The replies, and what was opened.
+    """
     transform, method = setup.transforms.sums_only, setup.method
     assert transform is not None
-    assert isinstance(method.rule, GramRule)
     whole, entries = _update_messages(setup, updates, messages)
     check_forms(whole, entries)
-    hidden = HiddenUpdates(rule=method.rule, clients=tuple(whole), max_weight=method.max_weight)
-    by = Combination(coefficients=hidden.coefficients, sketch=_sketched)
-    total = transform.combine(whole, weights_of(setup, whole), entries, by)
+    weights = weights_of(setup, whole)
+    if combiner is None:
+        by = Combination(coefficients=hidden_updates(method, tuple(whole)).coefficients, sketch=count_sketch)
+        total = transform.combine(whole, weights, entries, by)
+    else:
+        total = combiner(whole, weights, entries)
+    hidden = hidden_updates(method, total.clients)
     entries = {**entries, PARAMETERS: replace(entries[PARAMETERS], weighted=False)}
     means = _as_sent(total.means(entries), whole)
     sketch = CountSketch(total.length, total.seed)
@@ -191,7 +210,19 @@ def combined_updates(
     return replace(_summed_replies(setup, total, means), combined=combined), total
 
 
-def _sketched(vector: npt.NDArray[np.floating], length: int, seed: int) -> npt.NDArray[np.floating]:
+def hidden_updates(method: Method, clients: Sequence[str]) -> HiddenUpdates:
+    """Give the method's rule for the updates of some clients that it does not see.
+
+    Raises:
+        FedLDError: The rule needs more than inner products.
+    """
+    if not isinstance(method.rule, GramRule):
+        raise FedLDError(f"rule '{method.rule.name}' needs more than inner products of updates")
+    return HiddenUpdates(rule=method.rule, clients=tuple(clients), max_weight=method.max_weight)
+
+
+def count_sketch(vector: npt.NDArray[np.floating], length: int, seed: int) -> npt.NDArray[np.floating]:
+    """Give the public sketch of a vector."""
     sketch: npt.NDArray[np.floating] = CountSketch(length, seed)(torch.from_numpy(vector)[None])[0].numpy()
     return sketch
 

@@ -11,7 +11,7 @@ every site opens K itself and checks the coefficients that the server says follo
 """
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -59,6 +59,11 @@ class OpenedGram:
 
     integers: npt.NDArray[np.int64]
     matrix: Matrix
+
+    def among(self, places: Sequence[int]) -> "OpenedGram":
+        """Give the matrix of some of the sites, by their places in it."""
+        chosen = np.ix_(places, places)
+        return OpenedGram(self.integers[chosen], self.matrix[chosen])
 
     @property
     def digest(self) -> str:

@@ -4,7 +4,8 @@ methods = ["fedavg", "fedld-drift"]   # allowed methods; without the line all
 rules = ["mean", "measured"]          # allowed aggregation rules
 tasks = ["classification"]            # allowed tasks
 min_sites = 3                         # least number of sites in a run, by the server's word
-updates = "visible"                   # or "summed": updates leave in secure sums only
+updates = "visible"                   # or "gram": updates leave in secure sums only, their lengths and angles
+                                      # are opened; or "summed": in secure sums only, and nothing else of them
 models_to_sites = true                # whether other sites may get this site's models (decompose)
 smallest_count = 50                   # smallest number of images of which anything is told
 max_rounds = 100                      # most rounds of a run
@@ -42,7 +43,7 @@ class Request:
     trains: bool
     decomposes: bool
     measures: bool = False
-    secure: bool = False
+    secure: Literal["sum", "gram"] | None = None
     private: bool = False
 
 
@@ -54,7 +55,7 @@ class Policy:
     rules: Names | None = None
     tasks: Names | None = None
     min_sites: Annotated[int, Field(ge=1)] = 1
-    updates: Literal["visible", "summed"] = "visible"
+    updates: Literal["visible", "gram", "summed"] = "visible"
     models_to_sites: bool = True
     smallest_count: Annotated[int, Field(ge=2)] = 50
     max_rounds: Annotated[int, Field(ge=1)] = 1000
@@ -82,8 +83,10 @@ class Policy:
             yield f"a run has at most {self.max_rounds} rounds, not {asked.rounds}"
         if asked.decomposes and not self.models_to_sites:
             yield "its models do not go to other sites, so the loss is not decomposed"
-        if asked.trains and self.updates == "summed" and not asked.secure:
+        if asked.trains and self.updates != "visible" and asked.secure is None:
             yield "its updates leave in secure sums only"
+        if self.updates == "summed" and asked.secure == "gram":
+            yield "inner products of its updates do not leave (updates = 'gram' would allow it)"
         if (asked.trains or asked.measures) and self.epsilon is not None and not asked.private:
             yield f"it trains with differential privacy only (epsilon at most {self.epsilon:g})"
 
@@ -97,6 +100,8 @@ class Policy:
         updates = "the update of its model, which the server sees"
         if self.updates == "summed":
             updates = "no update but in a secure sum"
+        if self.updates == "gram":
+            updates = "no update but in a secure sum; inner products of its sketch with other sites' sketches"
         if self.epsilon is not None:
             updates += (
                 f"; nothing is trained without differential privacy, at most epsilon {self.epsilon:g} "

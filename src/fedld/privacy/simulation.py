@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,28 +14,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedld.errors import FedLDError
 from fedld.privacy.context import GramContext, SecureContext, SumContext, digest, public_key
 from fedld.privacy.fixed_point import FixedPoint, Integers
-from fedld.privacy.gram import (
-    Coefficients,
-    GramServer,
-    GramSite,
-    Matrix,
-    OpenedGram,
-    check_coefficients,
-    sketch_seed,
-)
+from fedld.privacy.gram import Coefficients, GramSite, Matrix, OpenedGram, check_coefficients
 from fedld.privacy.journal import Journal
-from fedld.privacy.messages import (
-    GramDelivery,
-    GramKey,
-    GramKeyList,
-    GramOpening,
-    GramProducts,
-    GramShares,
-    SecureMessage,
-    from_bytes,
-    to_bytes,
+from fedld.privacy.numbered import (
+    SiteSide,
+    answer_gram,
+    answer_sum,
+    begin_gram,
+    begin_sum,
+    open_gram,
+    open_sum,
+    site_opens_gram,
 )
-from fedld.privacy.numbered import SiteSide, answer_sum, begin_sum, open_sum
 from fedld.privacy.sum_server import OpenedSum
 from fedld.privacy.sum_site import SumSite
 
@@ -43,8 +34,6 @@ GRAM_STEPS = ("key", "shares", "products")
 
 STEPS = ("keys", "shares", "input", "check", "unmask")
 """The five messages of a site, in order."""
-
-K = TypeVar("K", bound=SecureMessage)
 
 
 @dataclass(frozen=True)
@@ -262,15 +251,6 @@ class _Simulated:
         now = self.steps.index(step)
         return [site for site in sites if self.dropouts.get(site, len(self.steps)) > now]
 
-    def _send(self, kind: type[K], message: K, sender: str | None = None) -> K:
-        """A message as the other side reads it."""
-        content = to_bytes(message)
-        if sender is None:
-            self.delivered += len(content)
-        else:
-            self.sent[sender] += len(content)
-        return from_bytes(kind, content, self._context)
-
 
 class _SimulatedSum(_Simulated):
     """All sites of a secure sum."""
@@ -316,29 +296,37 @@ class _SimulatedGram(_Simulated):
     def run(self, sketched: Callable[[str, int], npt.NDArray[np.floating]]) -> OpenedGram:
         """The three messages, one after the other."""
         context = cast(GramContext, self._context)
+        sides = {name: self._side(name, partial(sketched, name)) for name in context.sites}
         sites: dict[str, GramSite] = {}
-        server = GramServer(context=context)
-        first: list[GramKey] = []
+        first: dict[str, bytes] = {}
         for name in self._present(context.sites, "key"):
-            sites[name], key = GramSite.begin(context, name, self.identities[name], self.journals[name])
-            first.append(self._send(GramKey, key, name))
-        server, keys = server.list_keys(first)
-        self.seed = sketch_seed(context, server.keys)
+            sites[name], first[name] = begin_gram(context, sides[name])
+            self.sent[name] += len(first[name])
 
-        second: list[GramShares] = []
-        for name in self._present(sites, "shares"):
-            ready = sites[name].take_keys(self._send(GramKeyList, keys))
-            sites[name], shares = ready.share(sketched(name, ready.sketch_seed), self.journals[name])
-            second.append(self._send(GramShares, shares, name))
-        server, deliveries = server.deliver(second)
+        def ask(number: int, answers: Mapping[str, bytes]) -> dict[str, bytes]:
+            messages: dict[str, bytes] = {}
+            for name in self._present(answers, self.steps[number - 1]):
+                self.delivered += len(answers[name])
+                sites[name], messages[name] = answer_gram(sites[name], number, answers[name], sides[name])
+                self.sent[name] += len(messages[name])
+            return messages
 
-        third: list[GramProducts] = []
-        for name in self._present(deliveries, "products"):
-            delivery = self._send(GramDelivery, deliveries[name])
-            sites[name], products = sites[name].multiply(delivery, self.identities[name], self.journals[name])
-            third.append(self._send(GramProducts, products, name))
-        server, opened, opening = server.open(third)
-        for message in third:
-            site = sites[message.site]
-            assert site.open(self._send(GramOpening, opening)).digest == opened.digest
-        return opened
+        result = open_gram(context, first, ask, _refused)
+        self.seed = result.seed
+        for name in self._present(sites, "products"):
+            self.delivered += len(result.opening)
+            assert site_opens_gram(sites[name], result.opening).digest == result.opened.digest
+        return result.opened
+
+    def _side(self, name: str, sketched: Callable[[int], npt.NDArray[np.floating]]) -> SiteSide:
+        return SiteSide(
+            site=name,
+            identity=self.identities[name],
+            journal=self.journals[name],
+            vector=_no_vector,
+            sketch=lambda _, seed: sketched(seed),
+        )
+
+
+def _no_vector(context: SumContext) -> Integers:
+    raise FedLDError("a site has no vector for a sum while its Gram matrix is computed")

@@ -1,6 +1,6 @@
 """Secure sums and Gram matrices as transforms: the server of a run sees no single update.
 
-On one machine the sites are simulated. Across sites sums have the same vectors, bounds and results, and
+On one machine the sites are simulated. Across sites vectors, bounds and results are the same, and
 `fedld.engine.backends.flower` carries the messages.
 """
 
@@ -119,7 +119,7 @@ class SecureCombination(SecureSummation):
             client: {**message, PARAMETERS: float(c_i) * message[PARAMETERS].double()}
             for (client, message), c_i in zip(messages.items(), c, strict=True)
         }
-        largest = entries[PARAMETERS].bound * float(np.abs(c).max())
+        largest = entries[PARAMETERS].bound * combined_bound(c)
         bounded = {**entries, PARAMETERS: SummedEntry(largest, weighted=False)}
         total = self._total(scaled, weights, bounded, combination_digest(gram.opened, c))
         return CombinedTotal(
@@ -133,6 +133,11 @@ class SecureCombination(SecureSummation):
             sent=sum(gram.sent.values()),
             delivered=gram.delivered,
         )
+
+
+def combined_bound(coefficients: npt.NDArray[np.float64]) -> float:
+    """Give what the bound of an update is multiplied by in a sum with coefficients: the largest |c_i|."""
+    return float(np.abs(coefficients).max())
 
 
 def sketch_length(dimension: int) -> int:

@@ -46,7 +46,7 @@ from fedld.layout import Tree
 from fedld.records.ledger import Ledger
 from fedld.records.schema import Event
 from fedld.tasks.tally import EMPTY
-from fedld.transforms import SummedEntry, Total
+from fedld.transforms import CombinedTotal, SummedEntry, Total
 
 DEFAULT_TIMEOUT = 3600.0
 PAUSE = 2.0
@@ -117,6 +117,16 @@ class FlowerBackend:
         assert self.secure is not None
         return self.secure.total(messages, weights, entries)
 
+    def combine(
+        self,
+        messages: Mapping[str, Tree],
+        weights: Mapping[str, float],
+        entries: Mapping[str, SummedEntry],
+    ) -> CombinedTotal:
+        """Open the Gram matrix of the updates that the sites keep, and their secure sum with coefficients."""
+        assert self.secure is not None
+        return self.secure.combine(messages, weights, entries)
+
     def close(self) -> None:
         """The grid belongs to Flower."""
 
@@ -125,7 +135,9 @@ class FlowerBackend:
         if self.secure is None:
             return {}
         asked = [site for site in sites if any(isinstance(j, RoundJob) for j in _jobs(request, site))]
-        return dict.fromkeys(asked, self.secure.request(asked)) if asked else {}
+        trains = any(isinstance(job, TrainJob) for site in asked for job in _jobs(request, site))
+        gram = trains and self.setup.experiment.secure == "gram"
+        return dict.fromkeys(asked, self.secure.request(asked, "gram" if gram else "sum")) if asked else {}
 
     def _places(self, jobs: Sequence[Job]) -> dict[str, list[tuple[int, ClientJob]]]:
         """Jobs by site, a loss job for several sites divided; who has no test images is asked for none."""

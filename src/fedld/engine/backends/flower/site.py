@@ -105,7 +105,6 @@ from fedld.privacy.peers import PEERS, Peers, open_peers
 from fedld.privacy.policy import POLICY, Policy, Request, read_policy
 from fedld.records.ledger import Ledger
 from fedld.records.writer import write_atomically
-from fedld.registry import find
 from fedld.seeds import derive
 from fedld.tasks import TASKS, Tally
 
@@ -124,7 +123,7 @@ def introduce(message: Message, context: Context) -> Message:
         _same_version(question.version)
         policy = _policy(context)
         task = FileFacts.from_node(context.node_config).task
-        asked = find(TASKS, question.task, "task")
+        asked = TASKS.find(question.task)
         if asked.data != task:
             raise FedLDError(f"its data is for {task}, not for {asked.name} (--task)")
         table, limits = _open(context, question.image_size), Limits.from_node(context.node_config)
@@ -277,7 +276,7 @@ class Site:
                 decomposes=experiment.decompose > 0,
                 measures=measures_records(self.order.jobs),
                 private=bool(experiment.dp),
-                secure=self.order.secure is not None,
+                secure=experiment.secure if self.order.secure is not None else None,
             )
         )
 
@@ -300,6 +299,9 @@ class Site:
             raise FedLDError("results of this run leave in secure sums only, and the order asks for none")
         if asked is None:
             return None
+        gram = experiment.secure == "gram" and isinstance(job, TrainJob)
+        if asked.computation != ("gram" if gram else "sum"):
+            raise FedLDError(f"the order asks for a secure {asked.computation}, which its settings do not")
         found = _secure_site(context, self.order.run)
         found.peers.participants(asked.participants)
         return found
@@ -352,6 +354,8 @@ class Site:
             with_message=bool(tree(content, f"message.{order.jobs.index(job)}")),
         )
         secure.hold(held, message, entries)
+        if order.secure.computation == "gram":
+            return form.model_copy(update={"exponent": secure.length_exponent()}), b""
         return form, secure.begin(order.secure)
 
     def _rehearse(self, content: Any) -> Rehearsal:
@@ -540,7 +544,13 @@ def _peers(context: Context) -> Peers:
 def _secure_site(context: Context, run: str) -> SecureSite:
     """The site in the secure rounds of a run, within its policy."""
     policy, folder = _policy(context), _states(context) / run / "secure"
-    return SecureSite(folder=folder, peers=_peers(context), least=policy.min_sites if policy else 0)
+    least = policy.min_sites if policy else 0
+    return SecureSite(folder=folder, peers=_peers(context), method=_settings_method, least=least)
+
+
+def _settings_method(settings: str) -> Method:
+    """The method that a server's settings name."""
+    return make_method(site_experiment(settings))
 
 
 def _weights(context: Context) -> Path | None:

@@ -18,6 +18,7 @@ from fedld.engine.jobs import ClientJob, ClientResult, Count, Seconds
 from fedld.errors import FedLDError, printable
 from fedld.layout import Tree
 from fedld.privacy.context import MOST_SITES
+from fedld.privacy.gram import MOST_EXPONENT
 from fedld.registry import first_problem
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -122,16 +123,27 @@ class Description(Part):
         return None
 
 
+class PublishedCoefficients(Part):
+    """The coefficients c of a rule and the weights p that it was given, by participant in sorted order."""
+
+    coefficients: Annotated[list[Number], Field(max_length=MOST_SITES)]
+    weights: Annotated[list[Count], Field(max_length=MOST_SITES)]
+
+
 class SecureRequest(Part):
     """What the server says of a secure computation over a result that a site keeps.
 
     `largest` is the number of images of the largest site, for the bounds; `attempt` tells repetitions apart.
+    `bound` is that of the sketches of a Gram matrix, known when all sites have announced their lengths. A sum
+    after a Gram matrix has the `published` coefficients, and what opens the matrix travels beside.
     """
 
-    computation: Literal["sum"] = "sum"
+    computation: Literal["sum", "gram"] = "sum"
     participants: Annotated[list[Annotated[str, Field(pattern=NAME)]], Field(max_length=MOST_SITES)]
     largest: Annotated[int, Field(ge=1, le=IMAGES)]
     attempt: Count
+    bound: Annotated[float, Field(gt=0, lt=1e30)] | None = None
+    published: PublishedCoefficients | None = None
 
 
 class SecureStep(Part):
@@ -148,12 +160,16 @@ class SecureStep(Part):
 
 
 class Held(Part):
-    """The form of a result that stays at a site until it is summed: shapes and types of its entries."""
+    """The form of a result that stays at a site until it is summed: shapes and types of its entries.
+
+    `exponent`: before a Gram matrix, the power of two that bounds the length of the update.
+    """
 
     entries: Annotated[
         dict[Text, tuple[Annotated[list[Count], Field(max_length=4)], Literal["float32", "float64"]]],
         Field(max_length=32),
     ]
+    exponent: Annotated[int, Field(ge=-MOST_EXPONENT, le=MOST_EXPONENT)] | None = None
 
     def form(self) -> Tree:
         """Tensors of these shapes without content."""
@@ -201,7 +217,8 @@ class Answer(Part):
     """A site's answer to an order: one result per job, or the reason why there are none.
 
     A training's update and what a client says to its method travel as the trees `update` and `message`. Where
-    the result is `held`, the tree `secure` has message 1 of the computation instead.
+    the result is `held`, the tree `secure` has message 1 of its sum instead; before a Gram matrix there is no
+    such tree.
     """
 
     results: Annotated[list[dict[str, Any]], Field(max_length=JOBS)] = []
