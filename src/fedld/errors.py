@@ -1,5 +1,7 @@
 """The one error a user meets: a sentence that names the thing that is wrong."""
 
+from collections.abc import Iterable
+
 
 class FedLDError(Exception):
     """Say in one sentence what is wrong with an input or a request.
@@ -26,6 +28,15 @@ def printable(text: str, longest: int = 500) -> str:
     """
     cut = text if len(text) <= longest else text[:longest] + "..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
+
+
+def unknown_name(kind: str, name: str, valid: Iterable[str]) -> FedLDError:
+    """Make the error about a name that stands for nothing: the nearest valid name, or all of them.
+
+    >>> str(unknown_name("method", "fedpox", ["fedavg", "fedprox"]))
+    "unknown method 'fedpox': did you mean 'fedprox'?"
+    """
+    return FedLDError(f"unknown {kind} '{name}': {nearest(name, list(valid))}")
 
 
 def nearest(name: str, valid: list[str]) -> str:

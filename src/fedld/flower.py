@@ -20,7 +20,7 @@ from fedld.aggregation import Report, aggregate, statistic_problem
 from fedld.errors import FedLDError
 from fedld.layout import Tree
 from fedld.local import OBJECTIVES
-from fedld.registry import configure, find
+from fedld.registry import configure
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Ends of the names of BatchNorm's statistics: averaged, never treated as gradients."""
@@ -35,7 +35,7 @@ class MarginControl(nn.Module):
 
     def __init__(self, name: str = "marg-log", **options: Any) -> None:
         super().__init__()
-        self.objective = configure(find(OBJECTIVES, name, "objective"), options, f"objective {name}")
+        self.objective = configure(OBJECTIVES.find(name), options, f"objective {name}")
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Mean loss of a batch."""

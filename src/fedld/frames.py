@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedld.errors import FedLDError
+from fedld.errors import FedLDError, unknown_name
 from fedld.paths import user_path
 from fedld.records.flat import flat_client, flat_round, flat_summary, flatten, gram_clients
 from fedld.records.reader import Run, read
@@ -47,7 +47,7 @@ class Frames:
     def write(self, folder: Path, format: str = "parquet") -> list[Path]:
         """One file per table; returns the paths."""
         if format not in FORMATS:
-            raise FedLDError(f"unknown format '{format}': valid names: {', '.join(FORMATS)}")
+            raise unknown_name("format", format, FORMATS)
         written = []
         try:
             folder.mkdir(parents=True, exist_ok=True)

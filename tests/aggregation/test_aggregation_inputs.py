@@ -183,11 +183,9 @@ def test_block_size_is_rounding_only(dtype, block):
 
 
 ERRORS = {
-    "unknown aggregation rule 'krumm': did you mean 'krum'": {"rule": "krumm"},
-    "unknown option 'weightings' of aggregation rule 'principal': did you mean 'weighting'": {
-        "weightings": "l2"
-    },
-    "unknown option 'x' of aggregation rule 'mean': it has no options": {"rule": "mean", "x": 1},
+    "unknown rule 'krumm': did you mean 'krum'": {"rule": "krumm"},
+    "unknown option 'weightings' of rule 'principal': did you mean 'weighting'": {"weightings": "l2"},
+    "unknown option 'x' of rule 'mean': it has no options": {"rule": "mean", "x": 1},
     "principal: weighting = 'l3' is not valid: valid names: l1, l2, literal, sum": {"weighting": "l3"},
     "principal: components = 0 is not a number of at least 1": {"components": 0},
     "principal: components = 1.5 is not a number above 0 and at most 1": {"components": 1.5},

@@ -104,7 +104,7 @@ def test_table2_also_by_site_for_who_asks(tmp_path):
     methods = [make_method(experiment) for _, experiment in planned.studies["covid-fl"].cells]
     assert [getattr(m.objective, "lam", 0) for m in methods] == [0, 0, 0.01, 0.01]
     assert run(planned, tmp_path).columns[0].paper == {}
-    with pytest.raises(FedLDError, match="unknown split 'covid-fl' of table3"):
+    with pytest.raises(FedLDError, match="unknown split of table3 'covid-fl'"):
         plan("table3", TINY, [0], splits=["covid-fl"])
 
 
@@ -147,7 +147,7 @@ def test_a_data_root_gives_the_published_data(tmp_path):
 def test_what_cannot_be_is_said():
     with pytest.raises(FedLDError, match="did you mean 'covid-fl'"):
         plan("table1", TINY, [0], splits=["covidfl"])
-    with pytest.raises(FedLDError, match="unknown row 'bth'"):
+    with pytest.raises(FedLDError, match="unknown row of table 2 'bth'"):
         plan("table2", TINY, [0], arms=["bth"])
     with pytest.raises(FedLDError, match="needs the published images"):
         plan("table1", {}, [0], scale="paper")

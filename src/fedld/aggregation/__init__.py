@@ -20,9 +20,8 @@ from fedld.aggregation.rule import RULES, CoordinateRule, Extras, GramRule, Rule
 from fedld.aggregation.screen import Outlier, statistic_problem, too_long
 from fedld.aggregation.sketch import CountSketch
 from fedld.aggregation.sources import FileSource, Source, TensorSpec, file_source
-from fedld.registry import plugins
 
-RULES |= plugins("rules", lambda value: isinstance(value, type) and issubclass(value, Rule))
+RULES.load_plugins()
 
 __all__ = [
     "HGD",

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedld.errors import FedLDError, nearest
+from fedld.registry import Registry, require_instance, require_subclass
 
 if TYPE_CHECKING:
     from fedld.aggregation.measured import Candidates, Trial, Vote
@@ -184,7 +185,12 @@ class CoordinateRule(Rule):
         raise NotImplementedError
 
 
-RULES: dict[str, type[Rule]] = {}
+RULES: Registry[type[Rule]] = Registry(
+    "rule",
+    {},
+    accept=require_instance("rule", Rule, "or a Rule"),
+    accept_entry=require_subclass("rule", Rule),
+)
 
 R = TypeVar("R", bound=type[Rule])
 
@@ -194,7 +200,7 @@ def register(name: str) -> Callable[[R], R]:
 
     def enter(rule: R) -> R:
         rule.name = name
-        RULES[name] = rule
+        RULES.register(name, rule)
         return rule
 
     return enter
@@ -207,16 +213,15 @@ def make_rule(name: str, **options: Any) -> Rule:
     'l1'
     >>> make_rule("principle")
     Traceback (most recent call last):
-    fedld.errors.FedLDError: unknown aggregation rule 'principle': did you mean 'principal'?
+    fedld.errors.FedLDError: unknown rule 'principle': did you mean 'principal'?
     """
-    if name not in RULES:
-        raise FedLDError(f"unknown aggregation rule '{name}': {nearest(name, list(RULES))}")
-    valid = [field.name for field in fields(RULES[name])]
+    rule = RULES.find(name)
+    valid = [field.name for field in fields(rule)]
     for option in options:
         if option not in valid:
             hint = nearest(option, valid) if valid else "it has no options"
-            raise FedLDError(f"unknown option '{option}' of aggregation rule '{name}': {hint}")
-    return RULES[name](**options)
+            raise FedLDError(f"unknown option '{option}' of rule '{name}': {hint}")
+    return rule(**options)
 
 
 def check_choice(rule: Rule, option: str, valid: tuple[str, ...]) -> None:

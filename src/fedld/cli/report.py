@@ -90,7 +90,7 @@ def _export_models(paths: list[Path], out: Path, format: str) -> None:
 
 
 def _check(name: str, valid: list[str]) -> None:
-    from fedld.errors import FedLDError, nearest
+    from fedld.errors import unknown_name
 
     if name not in valid:
-        raise FedLDError(f"unknown format '{name}': {nearest(name, valid)}")
+        raise unknown_name("format", name, valid)

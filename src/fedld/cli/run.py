@@ -8,7 +8,7 @@ import typer
 
 from fedld.cli.settings import with_settings
 from fedld.config.experiment import Experiment, make_experiment, read_toml
-from fedld.errors import FedLDError, nearest
+from fedld.errors import FedLDError, unknown_name
 from fedld.records.schema import ParticipationRecord, Summary
 from fedld.records.writer import dump
 
@@ -116,7 +116,7 @@ def _submit(
     from fedld.deployment.submit import submit
 
     if engine != "flower":
-        raise FedLDError(f"unknown engine '{engine}': {nearest(engine, ENGINES)}")
+        raise unknown_name("engine", engine, ENGINES)
     return submit(server, path, None if resumed else experiment, bars, changes)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedld.errors import FedLDError
+from fedld.errors import FedLDError, unknown_name
 from fedld.records.writer import dump
 
 
@@ -43,13 +43,13 @@ def check_file(file: Path, model: str | None = None) -> dict[str, Any]:
     from fedld.models import NAMES
     from fedld.models.build import outline
     from fedld.models.weights import match_weights, read_weights
-    from fedld.registry import find
 
     state = read_weights(file)
     names = [model] if model else list(NAMES)
     problems = []
     for name in names:
-        find(dict.fromkeys(NAMES), name, "model")
+        if name not in NAMES:
+            raise unknown_name("model", name, NAMES)
         classes = _classes(state, outline(name, 2, 64).head.weight.shape[1])
         try:
             _, report = match_weights(outline(name, classes, 64), state, file)

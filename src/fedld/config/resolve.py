@@ -10,17 +10,15 @@ from fedld.data import AUGMENTATIONS, Augmentation, DataSpec, Federation, OwnAug
 from fedld.errors import FedLDError
 from fedld.local import OBJECTIVES, Objective, Training
 from fedld.local.optimiser import OptimiserSettings
-from fedld.local.schedule import KINDS, Kind, Schedule
+from fedld.local.schedule import SCHEDULES, Kind, Schedule
 from fedld.methods import METHODS, Method
-from fedld.models import MODELS, NAMES, hidden_units
-from fedld.models.build import VECTOR
-from fedld.models.unet import NAME as UNET
+from fedld.models import MODELS, hidden_units
 from fedld.models.unet import is_unet, unet_options
 from fedld.privacy.accounting import PrivacyTarget
-from fedld.registry import call_with, configure, find, is_import_path, name_of, options_of
+from fedld.registry import call_with, configure, name_of, options_of
 from fedld.tasks import METRICS, TASKS, Classification, Measure, Metric, Task
 from fedld.tasks.base import further_measures
-from fedld.transforms import TRANSFORMS, Chain, UpdateTransform, make_transform
+from fedld.transforms import Chain, UpdateTransform, make_transform
 
 
 def check(experiment: Experiment) -> None:
@@ -36,7 +34,7 @@ def check(experiment: Experiment) -> None:
     if is_unet(experiment.model):
         unet_options(experiment.model)
     elif "model" not in experiment.own:
-        find(dict.fromkeys([*NAMES, VECTOR, UNET, *MODELS]), experiment.model, "model")
+        MODELS.check(experiment.model)
     hidden_units(experiment.head)
 
 
@@ -44,10 +42,10 @@ def make_method(experiment: Experiment) -> Method:
     """The method, with the experiment's objective and rule around it where they are set."""
     name, options = _split(experiment.method)
     own = experiment.own
-    method = configure(own.get("method") or find(METHODS, name, "method"), options, f"method {name}")
+    method = configure(own.get("method") or METHODS.find(name), options, f"method {name}")
     if experiment.objective:
         name, options = _split(experiment.objective)
-        objective = own.get("objective") or find(OBJECTIVES, name, "objective")
+        objective = own.get("objective") or OBJECTIVES.find(name)
         method = replace(method, objective=configure(objective, options, f"objective {name}"))
     if experiment.rule:
         name, options = _split(experiment.rule)
@@ -64,11 +62,14 @@ def make_method(experiment: Experiment) -> Method:
 
 def make_task(experiment: Experiment) -> Task:
     """What is learned and how it is judged: the named task, or that of a federation of the user's."""
-    own = experiment.own.get("dataset")
+    task: Task | None = experiment.own.get("task")
+    if task is not None:
+        return task
+    dataset = experiment.own.get("dataset")
     name = experiment.task
     if name == "auto":
-        name = own.task if isinstance(own, Federation) else Classification.name
-    return find(TASKS, name, "task")
+        name = dataset.task if isinstance(dataset, Federation) else Classification.name
+    return TASKS.find(name)
 
 
 def fit_task(task: Task, federation: Federation) -> Task:
@@ -90,7 +91,7 @@ def make_metrics(experiment: Experiment) -> dict[str, Metric]:
             raise FedLDError(f"metric '{name}' is measured in every run: give one of your own another name")
         if list(short.values()).count(short[name]) > 1:
             raise FedLDError(f"two metrics are called '{short[name]}': give one of them another name")
-    return {short[name]: own.get(name) or find(METRICS, name, "metric") for name in experiment.metrics}
+    return {short[name]: own.get(name) or METRICS.find(name) for name in experiment.metrics}
 
 
 def make_measures(experiment: Experiment) -> dict[str, Measure]:
@@ -102,7 +103,7 @@ def make_measures(experiment: Experiment) -> dict[str, Measure]:
 def make_transforms(experiment: Experiment) -> Chain:
     """What happens to updates on their way to the server."""
     own = experiment.own.get("transform", {})
-    named = [own.get(name) or _named_transform(name) for name in experiment.transform]
+    named = [own.get(name) or make_transform(name) for name in experiment.transform]
     return Chain([*named, *_secure(experiment)])
 
 
@@ -115,12 +116,6 @@ def _secure(experiment: Experiment) -> list[UpdateTransform]:
     except ImportError:
         raise FedLDError(f"secure = '{experiment.secure}' needs: pip install 'fedld[secure]'") from None
     return [SecureSummation() if experiment.secure == "sum" else SecureCombination()]
-
-
-def _named_transform(name: str) -> UpdateTransform:
-    if is_import_path(name) and name.partition(":")[0] not in TRANSFORMS:
-        find(TRANSFORMS, name, "transform")  # says that files may not import code
-    return make_transform(name)
 
 
 def make_privacy(experiment: Experiment) -> PrivacyTarget | None:
@@ -227,21 +222,20 @@ def make_augmentation(experiment: Experiment) -> Augmentation | OwnAugmentation 
         return own
     if experiment.augment == "none":
         return None
-    return find(AUGMENTATIONS, experiment.augment, "augment").strengthened(experiment.augment_strength)
+    return AUGMENTATIONS.find(experiment.augment).strengthened(experiment.augment_strength)
 
 
 def make_schedule(experiment: Experiment) -> Schedule:
     """The learning rate over the rounds: a named schedule, or the user's function of the round."""
     own = experiment.own.get("lr_schedule")
-    named: dict[str, Kind] = {kind: kind for kind in KINDS}
-    kind: Kind = "own" if own else find(named, experiment.lr_schedule, "lr_schedule")
+    kind: Kind = "own" if own else SCHEDULES.find(experiment.lr_schedule)
     return Schedule(
-        kind,
-        experiment.rounds,
-        experiment.lr_warmup,
-        experiment.lr_step,
-        experiment.lr_decay,
-        own,
+        kind=kind,
+        rounds=experiment.rounds,
+        warmup=experiment.lr_warmup,
+        every=experiment.lr_step,
+        decay=experiment.lr_decay,
+        function=own,
     )
 
 

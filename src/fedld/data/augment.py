@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedld.errors import FedLDError
-from fedld.registry import name_of
+from fedld.registry import Registry, name_of
 
 TRIES = 10  # crops drawn until one fits, as the usual random resized crop does; then the whole picture
 
@@ -165,38 +165,6 @@ class Augmentation:
         return width, height, (1 - width) * (2 * across - 1), (1 - height) * (2 * down - 1)
 
 
-AUGMENTATIONS = {
-    "none": Augmentation(),
-    "retina": Augmentation(scale=(0.6, 1.0), ratio=(3 / 4, 4 / 3), degrees=10, flip=0.5),
-    "covid-fl": Augmentation(scale=(0.8, 1.2), ratio=(3 / 4, 4 / 3), degrees=10, flip=0.5),
-    "natural": Augmentation(
-        scale=(0.5, 1.0),
-        ratio=(3 / 4, 4 / 3),
-        degrees=10,
-        flip=0.5,
-        brightness=0.3,
-        contrast=0.3,
-        saturation=0.3,
-        erase=0.25,
-    ),
-    # The heart is on the left: an X-ray is not mirrored.
-    "xray": Augmentation(
-        scale=(0.8, 1.0), ratio=(0.9, 1 / 0.9), degrees=7, brightness=0.2, contrast=0.2, noise=0.05
-    ),
-    # An eye may be looked at from any side.
-    "fundus": Augmentation(
-        scale=(0.8, 1.0),
-        ratio=(0.95, 1 / 0.95),
-        degrees=180,
-        flip=0.5,
-        vertical=0.5,
-        brightness=0.2,
-        contrast=0.2,
-        saturation=0.1,
-    ),
-}
-
-
 @dataclass(frozen=True)
 class OwnAugmentation:
     """A user's function or module on batches, checked at every call.
@@ -233,6 +201,42 @@ def as_augmentation(value: Any) -> OwnAugmentation:
             f"augment is a name, a function of a batch of images, or a torch module, not {value!r:.80}"
         )
     return OwnAugmentation(value)
+
+
+AUGMENTATIONS: Registry[Augmentation] = Registry(
+    "augment",
+    {
+        "none": Augmentation(),
+        "retina": Augmentation(scale=(0.6, 1.0), ratio=(3 / 4, 4 / 3), degrees=10, flip=0.5),
+        "covid-fl": Augmentation(scale=(0.8, 1.2), ratio=(3 / 4, 4 / 3), degrees=10, flip=0.5),
+        "natural": Augmentation(
+            scale=(0.5, 1.0),
+            ratio=(3 / 4, 4 / 3),
+            degrees=10,
+            flip=0.5,
+            brightness=0.3,
+            contrast=0.3,
+            saturation=0.3,
+            erase=0.25,
+        ),
+        # The heart is on the left: an X-ray is not mirrored.
+        "xray": Augmentation(
+            scale=(0.8, 1.0), ratio=(0.9, 1 / 0.9), degrees=7, brightness=0.2, contrast=0.2, noise=0.05
+        ),
+        # An eye may be looked at from any side.
+        "fundus": Augmentation(
+            scale=(0.8, 1.0),
+            ratio=(0.95, 1 / 0.95),
+            degrees=180,
+            flip=0.5,
+            vertical=0.5,
+            brightness=0.2,
+            contrast=0.2,
+            saturation=0.1,
+        ),
+    },
+    accept=as_augmentation,
+)
 
 
 def _takes_generator(function: Callable[..., Any]) -> bool:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,16 +14,16 @@ from fedld.data.client import Client
 from fedld.data.draw import stratified
 from fedld.data.federation import Federation
 from fedld.data.overlap import parted, repeated
-from fedld.data.partition import check_partition
+from fedld.data.partition import PARTITIONS
 from fedld.data.pixels import Progress
 from fedld.data.spec import DataSpec
 from fedld.data.table import Table
-from fedld.errors import FedLDError, nearest
+from fedld.errors import FedLDError
 from fedld.paths import cache_root
-from fedld.registry import call_with, name_of, plugins
+from fedld.registry import Registry, call_with, name_of, require_callable, wrong_part
 from fedld.seeds import numpy_generator
 
-DATASETS: dict[str, Callable[[DataSpec, Path, Progress | None], Table]] = {
+OPENERS: dict[str, Callable[[DataSpec, Path, Progress | None], Table]] = {
     "fundus-sim": fundus.open_table,
     "digits": digits.open_table,
     "retina": sslfl.open_retina,
@@ -31,17 +32,31 @@ DATASETS: dict[str, Callable[[DataSpec, Path, Progress | None], Table]] = {
     "folder:": folder.open_table,
     "csv:": sheet.open_table,
 }
+"""Built-in datasets: functions that open the table of a dataset."""
 
 
-MADE: dict[str, Callable[..., Federation]] = plugins("datasets", callable)
-"""Datasets that installed packages add: functions that make a Federation, given a spec's fields."""
+def _accept(value: Any) -> Federation | Callable[..., Federation]:
+    if not isinstance(value, Federation) and not callable(value):
+        raise wrong_part("dataset", "a Federation, or a function that makes one", value)
+    return value  # type: ignore[no-any-return]
+
+
+DATASETS: Registry[Callable[..., Federation]] = Registry(
+    "dataset",
+    {},
+    accept=_accept,
+    accept_entry=require_callable("dataset", "or a function that makes a Federation"),
+    reserved=OPENERS,
+)
+"""Datasets beside the built-in ones: functions that make a Federation, given a spec's fields."""
+DATASETS.load_plugins()
 
 
 def check_names(spec: DataSpec) -> None:
     """Refuse a dataset or partition that is not there, before any file is read."""
-    _kind(spec)
+    DATASETS.check(spec.dataset)
     if isinstance(spec.partition, str):
-        check_partition(spec.partition)
+        PARTITIONS.check(spec.partition)
 
 
 def load(
@@ -61,8 +76,8 @@ def load(
     Raises:
         FedLDError: a file cannot be used, or the data cannot be divided as asked.
     """
-    if spec.dataset in MADE:
-        federation: Federation = call_with(MADE[spec.dataset], "dataset", **vars(spec))
+    if spec.dataset in DATASETS:
+        federation: Federation = call_with(DATASETS[spec.dataset], "dataset", **vars(spec))
     else:
         federation = federate(open_table(spec, cache, progress), spec, whole=whole)
     return replace(federation, spec=spec)
@@ -70,14 +85,9 @@ def load(
 
 def open_table(spec: DataSpec, cache: Path | None = None, progress: Progress | None = None) -> Table:
     """Open (or first decode) a dataset; `progress(done, total)` is called while files are decoded."""
-    return DATASETS[_kind(spec)](spec, cache_root(cache), progress)
-
-
-def _kind(spec: DataSpec) -> str:
-    kind = spec.dataset.split(":")[0] + ":" * (":" in spec.dataset)
-    if kind not in DATASETS and kind not in MADE:
-        raise FedLDError(f"There is no dataset '{spec.dataset}': {nearest(kind, [*DATASETS, *MADE])}.")
-    return kind
+    DATASETS.check(spec.dataset)
+    head, colon, _ = spec.dataset.partition(":")
+    return OPENERS[head + colon](spec, cache_root(cache), progress)
 
 
 def federate(table: Table, spec: DataSpec, *, whole: bool = False) -> Federation:

@@ -13,15 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedld.errors import FedLDError, nearest
-from fedld.registry import call_with, name_of, plugins
+from fedld.errors import FedLDError
+from fedld.registry import Registry, call_with, name_of, require_callable
 from fedld.seeds import numpy_generator
 
 Indices = NDArray[np.int64]
-PARTITIONS = ("iid", "dirichlet", "dirichlet-raw", "dirichlet-sslfl", "quantity", "classes")
 TRIES = 100
-MADE: dict[str, Callable[..., Sequence[Any]]] = plugins("partitions", callable)
-"""Partitions that installed packages add."""
 
 
 def partition(
@@ -39,36 +36,18 @@ def partition(
     >>> [len(part) for part in partition("iid", np.arange(30) % 3, clients=2)]
     [15, 15]
     """
-    match name:
-        case "iid":
-            return iid(labels, clients, min_size=min_size, seed=seed)
-        case "dirichlet":
-            return dirichlet(labels, clients, alpha, min_size=min_size, seed=seed)
-        case "dirichlet-raw":
-            return dirichlet_raw(labels, clients, alpha, min_size=min_size, seed=seed)
-        case "dirichlet-sslfl":
-            return dirichlet_sslfl(labels, clients, alpha, min_size=min_size, seed=(2022 + seed) % 2**32)
-        case "quantity":
-            return quantity(labels, clients, alpha, min_size=min_size, seed=seed)
-        case "classes":
-            return classes(labels, clients, classes_per_client, min_size=min_size, seed=seed)
-    check_partition(name)
-    return own_partition(
-        MADE[name],
-        labels,
-        clients=clients,
-        alpha=alpha,
-        classes_per_client=classes_per_client,
-        min_size=min_size,
-        seed=seed,
-    )
-
-
-def check_partition(name: str) -> None:
-    """Refuse a name that stands for no partition."""
-    known = [*PARTITIONS, *MADE, "auto", "site", "column:NAME"]
-    if name not in known and not name.startswith("column:"):
-        raise FedLDError(f"There is no partition '{name}': {nearest(name, known)}.")
+    options = {
+        "clients": clients,
+        "alpha": alpha,
+        "classes_per_client": classes_per_client,
+        "min_size": min_size,
+        "seed": seed,
+    }
+    function = PARTITIONS.find(name)
+    if name in BUILT_IN:
+        parts: list[Indices] = call_with(function, "partition", labels=labels, **options)
+        return parts
+    return own_partition(function, labels, **options)
 
 
 def own_partition(own: Callable[..., Sequence[Any]], labels: Indices, **options: Any) -> list[Indices]:
@@ -319,3 +298,27 @@ def _check_room(samples: int, clients: int, min_size: int) -> None:
 def _check_alpha(alpha: float) -> None:
     if not (math.isfinite(alpha) and 1e-6 <= alpha <= 1e6):
         raise FedLDError(f"alpha must be a positive number between 1e-6 and 1e6, not {alpha:g}.")
+
+
+def _published_lists(
+    labels: Indices, clients: int, alpha: float, *, min_size: int = 10, seed: int = 0
+) -> list[Indices]:
+    """Call `dirichlet_sslfl` so that seed 0 gives the published client lists."""
+    return dirichlet_sslfl(labels, clients, alpha, min_size=min_size, seed=(2022 + seed) % 2**32)
+
+
+BUILT_IN: dict[str, Callable[..., list[Indices]]] = {
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "dirichlet-raw": dirichlet_raw,
+    "dirichlet-sslfl": _published_lists,
+    "quantity": quantity,
+    "classes": classes,
+}
+PARTITIONS: Registry[Callable[..., Sequence[Any]]] = Registry(
+    "partition",
+    BUILT_IN,
+    accept=require_callable("partition", "or a function from labels to one array of places per client"),
+    reserved=("auto", "site", "column:"),
+)
+PARTITIONS.load_plugins()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedld.errors import FedLDError, nearest
+from fedld.errors import FedLDError, unknown_name
 
 TASKS = ("classification", "multilabel", "regression", "segmentation", "survival")
 MOST_LABELS = 200
@@ -37,7 +37,7 @@ def check_task(task: str) -> None:
         FedLDError: there is no task of this name.
     """
     if task not in TASKS:
-        raise FedLDError(f"unknown task '{task}': {nearest(task, list(TASKS))}")
+        raise unknown_name("task", task, TASKS)
 
 
 def target_columns(task: str) -> int:

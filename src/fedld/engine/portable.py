@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedld.engine.saved import KEY, SavedModel
-from fedld.errors import FedLDError, nearest
+from fedld.errors import FedLDError, unknown_name
 from fedld.records.writer import write_atomically
 
 TOLERANCE = 1e-4
@@ -64,7 +64,7 @@ def export_model(saved: SavedModel, file: Path, format: str) -> float:
             exported model gives other probabilities.
     """
     if format not in SUFFIXES:
-        raise FedLDError(f"unknown model format '{format}': {nearest(format, list(SUFFIXES))}")
+        raise unknown_name("model format", format, SUFFIXES)
     if saved.facts.task != "classification" or not saved.facts.pictures:
         raise FedLDError(
             f"models of pictures' classes are exported, not those of {saved.facts.task} or tables"

@@ -176,7 +176,7 @@ def _network(facts: Facts, file: Path) -> nn.Module:
     elif facts.model in NAMES and facts.pictures:
         size, name = min(shape[1:]), str(facts.model)
         network = build(name, classes=classes, channels=shape[0], image_size=size, seed=0, head=facts.head)
-    elif facts.model in MODELS:
+    elif facts.model is not None and facts.model in MODELS:
         network = own_network(MODELS[facts.model], classes=classes, input_shape=shape, seed=0)
     else:
         raise FedLDError(f"'{file}' is of somebody's own network, which cannot be made from its name")

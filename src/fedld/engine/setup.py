@@ -113,7 +113,7 @@ def check_hidden(setup: Setup, rows: int) -> None:
         "the loss decomposition needs single models (decompose = 0)": experiment.decompose > 0,
         "max_update_ratio compares single updates": method.max_update_ratio is not None,
         "statistics that stay with clients are sent singly (buffers = local)": experiment.buffers == "local",
-        "sites would send it their updates (one machine only)": experiment.secure != "sum"
+        "sites would send it their updates (one machine only)": experiment.secure is None
         and any(client.elsewhere for client in setup.federation.clients),
     }
     seen = "sums and inner products" if transform.opens_gram else "sums"

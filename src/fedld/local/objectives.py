@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedld.local.base import ContextObjective, Objective, as_objective
 from fedld.local.context import Context
-from fedld.registry import plugins
+from fedld.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -202,18 +202,22 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
     return logits[is_label] - torch.logsumexp(others, 1)
 
 
-OBJECTIVES: dict[str, Objective] = {
-    "cross-entropy": Objective(),
-    "marg-log": MarginLog(),
-    "official": Official(),
-    "spectral-decoupling": SpectralDecoupling(),
-    "threshold": Threshold(),
-    "sigma-damp": SigmaDamp(),
-    "sigma-stitch": SigmaStitch(),
-    "logit-adjusted": LogitAdjusted(),
-    "logit-calibrated": LogitCalibrated(),
-    "restricted-softmax": RestrictedSoftmax(),
-    "not-true-distilled": NotTrueDistilled(),
-    "decorrelated": Decorrelated(),
-}
-OBJECTIVES |= {name: as_objective(value) for name, value in plugins("objectives", callable).items()}
+OBJECTIVES: Registry[Objective] = Registry(
+    "objective",
+    {
+        "cross-entropy": Objective(),
+        "marg-log": MarginLog(),
+        "official": Official(),
+        "spectral-decoupling": SpectralDecoupling(),
+        "threshold": Threshold(),
+        "sigma-damp": SigmaDamp(),
+        "sigma-stitch": SigmaStitch(),
+        "logit-adjusted": LogitAdjusted(),
+        "logit-calibrated": LogitCalibrated(),
+        "restricted-softmax": RestrictedSoftmax(),
+        "not-true-distilled": NotTrueDistilled(),
+        "decorrelated": Decorrelated(),
+    },
+    accept=as_objective,
+)
+OBJECTIVES.load_plugins()

@@ -6,9 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedld.errors import FedLDError
+from fedld.registry import Registry, require_callable
 
 Kind = Literal["constant", "cosine", "step", "own"]
-KINDS: tuple[Kind, ...] = ("constant", "cosine", "step")
+SCHEDULES: Registry[Kind] = Registry(
+    "lr_schedule",
+    {"constant": "constant", "cosine": "cosine", "step": "step"},
+    accept=require_callable("lr_schedule", "or a function from the round (1, 2, ...) to a factor of lr"),
+)
 
 
 @dataclass(frozen=True)

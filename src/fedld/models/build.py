@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedld.errors import FedLDError, nearest
+from fedld.errors import FedLDError, unknown_name
 from fedld.models.base import Block, Model, Norm, head_layers, norm_layer
 from fedld.models.efficientnet import EfficientNetLite0
 from fedld.models.mobilenet import MobileNetV2
@@ -111,9 +111,9 @@ def hidden_units(head: str) -> int:
 
 def _check(name: str, classes: int, image_size: int, channels: int, norm: str) -> None:
     if name not in NAMES:
-        raise FedLDError(f"unknown model '{name}': {nearest(name, list(NAMES))}")
+        raise unknown_name("model", name, NAMES)
     if norm not in ("batch", "group"):
-        raise FedLDError(f"unknown norm '{norm}': {nearest(norm, ['batch', 'group'])}")
+        raise unknown_name("norm", norm, ["batch", "group"])
     if name in _PLAIN and norm != "batch":
         raise FedLDError(f"model '{name}' has no normalisation, so norm='{norm}' cannot apply")
     if classes < 1 or channels < 1:

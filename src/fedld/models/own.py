@@ -8,14 +8,23 @@ import torch
 from torch import nn
 
 from fedld.errors import FedLDError
-from fedld.registry import call_with, name_of, plugins
+from fedld.models.build import NAMES, VECTOR
+from fedld.models.unet import NAME as UNET
+from fedld.registry import Registry, call_with, name_of, require_callable
 from fedld.seeds import derive
 
 Factory = Callable[..., nn.Module]
 """Makes a network; asks by name for any of classes, channels, image_size and input_shape."""
 
-MODELS: dict[str, nn.Module | Factory] = plugins("models", callable)
-"""Networks that installed packages add (entry points of the group `fedld.models`)."""
+MODELS: Registry[nn.Module | Factory] = Registry(
+    "model",
+    {},
+    accept=require_callable("model", "a torch module, or a function that makes one"),
+    reserved=(*NAMES, VECTOR, UNET),
+    with_argument=(UNET,),
+)
+"""Networks beside those that `build`, `build_vector` and `build_unet` make."""
+MODELS.load_plugins()
 
 
 def own_network(

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedld.errors import FedLDError, nearest
+from fedld.errors import FedLDError, nearest, unknown_name
 from fedld.models.base import Norm, NormLayer, norm_layer
 from fedld.models.build import initialise
 
@@ -96,7 +96,7 @@ def unet_options(name: str) -> UNetOptions:
         given[key] = value if key == "norm" else int(value) if value.isdecimal() else 0
     options = UNetOptions(**given)
     if options.norm not in ("batch", "group"):
-        raise FedLDError(f"unknown norm '{options.norm}': {nearest(options.norm, ['batch', 'group'])}")
+        raise unknown_name("norm", options.norm, ["batch", "group"])
     if options.width % 8 or not 8 <= options.width <= WIDEST:
         raise FedLDError(f"model '{name}': width is a multiple of 8 up to {WIDEST}")
     if not 1 <= options.depth <= DEEPEST:

@@ -23,7 +23,7 @@ from fedld.records.reader import check_format, read_object, read_run
 from fedld.records.schema import FORMAT, REFUSED, Event, StudyEntry, StudyIndex
 from fedld.records.table import no_html
 from fedld.records.writer import dump, write_atomically
-from fedld.registry import find, options_of
+from fedld.registry import options_of
 from fedld.study.cluster import Cluster, end_session
 from fedld.study.comparison import Comparison, compare_runs
 from fedld.study.grid import Cell, run_grid
@@ -170,7 +170,7 @@ def _settings_of(
     """Settings of a run: a name with the tables of the method and of its label, anything else as it is."""
     if not isinstance(method, str):
         return {**shared, **own.get(label, {}), "method": method}
-    find(METHODS, method, "method")
+    METHODS.check(method)
     return for_method(shared, method, {**own.get(method, {}), **own.get(label, {})})
 
 

@@ -5,7 +5,7 @@ from statistics import fmean
 
 import numpy as np
 
-from fedld.errors import FedLDError, nearest
+from fedld.errors import unknown_name
 from fedld.records.reader import Evaluated, Run, clean, number
 from fedld.tasks.measure import Measure
 
@@ -19,7 +19,7 @@ def check_primary(name: str | None, measures: Iterable[str]) -> str:
     if name is None:
         return names[0]
     if name not in names:
-        raise FedLDError(f"unknown primary measure '{name}': {nearest(name, names)}")
+        raise unknown_name("primary measure", name, names)
     return name
 
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedld.analysis.intervals import Estimate
 from fedld.analysis.sites import CaseResult, SiteResult, site_result
-from fedld.errors import FedLDError, nearest
+from fedld.errors import FedLDError, unknown_name
 from fedld.records.schema import Summary, Which
 from fedld.records.table import PredictionTable
 
@@ -22,7 +22,7 @@ def site_results(
     """All test pictures together, and those of each site where the sites are known."""
     name = table.classes[-1] if positive is None else positive
     if name not in table.classes:
-        raise FedLDError(f"unknown class '{name}': {nearest(name, list(table.classes))}")
+        raise unknown_name("class", name, table.classes)
     sites = np.array(table.columns.get("site", []), str)
     everybody = np.ones(len(table.probabilities), bool)
     rows = {str(site): sites == site for site in np.unique(sites) if site}

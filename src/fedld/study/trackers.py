@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fedld.config.experiment import Experiment
 from fedld.engine.callbacks import Callback
-from fedld.errors import FedLDError, nearest
+from fedld.errors import FedLDError
 from fedld.paths import user_path
 from fedld.records.flat import flat_round, flatten
 from fedld.records.reader import Run, read
 from fedld.records.schema import ROUNDS, RoundLine, Summary
 from fedld.records.writer import each_line
+from fedld.registry import Registry, require_callable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -102,22 +103,12 @@ class WandB:
 
 
 MakeTracker = Callable[[Path, str, dict[str, str]], Tracker]
-TRACKERS: dict[str, MakeTracker] = {
-    "tensorboard": TensorBoard,
-    "mlflow": MLflow,
-    "wandb": WandB,
-}
-
-
-def find_tracker(name: str) -> MakeTracker:
-    """Look a tracker up by name.
-
-    Raises:
-        FedLDError: there is no such tracker.
-    """
-    if name not in TRACKERS:
-        raise FedLDError(f"unknown tracker '{name}': {nearest(name, list(TRACKERS))}")
-    return TRACKERS[name]
+TRACKERS: Registry[MakeTracker] = Registry(
+    "tracker",
+    {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB},
+    accept=require_callable("tracker", "or a function of folder, name and settings that makes a tracker"),
+)
+TRACKERS.load_plugins()
 
 
 class Tracking(Callback):
@@ -134,7 +125,7 @@ class Tracking(Callback):
     sees_model = False
 
     def __init__(self, tracker: str | MakeTracker, out: str | Path, name: str | None = None) -> None:
-        self.make = find_tracker(tracker) if isinstance(tracker, str) else tracker
+        self.make = TRACKERS.resolve(tracker)
         self.out, self.name = user_path(out), name
 
     def begin(self, experiment: Experiment, out: Path) -> None:
@@ -156,7 +147,7 @@ class Tracking(Callback):
 def replay(paths: Sequence[Path], tracker: str, out: Path) -> None:
     """Give a tracker the records of runs that exist already."""
     for run in read(paths).runs:
-        made = find_tracker(tracker)(out, _name(run), flatten(run.config))
+        made = TRACKERS.find(tracker)(out, _name(run), flatten(run.config))
         try:
             for line in run.rounds.lines:
                 made.log(line["round"], scalars(line))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedld.errors import FedLDError
-from fedld.registry import name_of, plugins
+from fedld.registry import Registry, name_of
 
 BINS = 1000
 
@@ -184,11 +184,15 @@ def sensitivity_at_95(sums: Tensor) -> Tensor:
     return best
 
 
-METRICS: dict[str, Metric] = {
-    "macro-f1": Metric(confusions, macro_f1),
-    "kappa": Metric(confusions, kappa),
-    "sensitivity": Metric(confusions, sensitivity),
-    "specificity": Metric(confusions, specificity),
-    "sensitivity-at-95": Metric(scores, sensitivity_at_95),
-}
-METRICS |= {name: as_metric(value) for name, value in plugins("metrics", callable).items()}
+METRICS: Registry[Metric] = Registry(
+    "metric",
+    {
+        "macro-f1": Metric(confusions, macro_f1),
+        "kappa": Metric(confusions, kappa),
+        "sensitivity": Metric(confusions, sensitivity),
+        "specificity": Metric(confusions, specificity),
+        "sensitivity-at-95": Metric(scores, sensitivity_at_95),
+    },
+    accept=as_metric,
+)
+METRICS.load_plugins()

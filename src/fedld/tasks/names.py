@@ -1,5 +1,6 @@
 """All tasks by name."""
 
+from fedld.registry import Registry, require_instance
 from fedld.tasks.base import Task
 from fedld.tasks.classification import Classification
 from fedld.tasks.multilabel import Multilabel
@@ -8,15 +9,20 @@ from fedld.tasks.segmentation import Segmentation
 from fedld.tasks.survival import Survival
 from fedld.tasks.survival_discrete import SurvivalDiscrete
 
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        Classification(),
-        Multilabel(),
-        Regression(),
-        AbsoluteRegression(),
-        Segmentation(),
-        Survival(),
-        SurvivalDiscrete(),
-    )
-}
+TASKS: Registry[Task] = Registry(
+    "task",
+    {
+        task.name: task
+        for task in (
+            Classification(),
+            Multilabel(),
+            Regression(),
+            AbsoluteRegression(),
+            Segmentation(),
+            Survival(),
+            SurvivalDiscrete(),
+        )
+    },
+    accept=require_instance("task", Task, "or a Task"),
+)
+TASKS.load_plugins()

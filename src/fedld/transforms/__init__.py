@@ -1,8 +1,7 @@
 """What happens to an update between a client's training and the server's step."""
 
-from typing import Any
-
-from fedld.errors import FedLDError, nearest
+from fedld.errors import FedLDError
+from fedld.registry import Registry, is_import_path, require_instance, require_subclass
 from fedld.transforms.base import (
     BUFFERS,
     PARAMETERS,
@@ -18,7 +17,14 @@ from fedld.transforms.base import (
 )
 from fedld.transforms.compression import Clip, Quantise, TopK
 
-TRANSFORMS: dict[str, type[UpdateTransform]] = {"clip": Clip, "quantise": Quantise, "topk": TopK}
+TRANSFORMS: Registry[type[UpdateTransform]] = Registry(
+    "transform",
+    {"clip": Clip, "quantise": Quantise, "topk": TopK},
+    accept=require_instance("transform", UpdateTransform, "or an UpdateTransform"),
+    accept_entry=require_subclass("transform", UpdateTransform),
+    with_argument=("clip", "quantise", "topk"),
+)
+TRANSFORMS.load_plugins()
 NUMBERS = {"clip": float, "quantise": int, "topk": float}
 
 
@@ -32,27 +38,14 @@ def make_transform(text: str) -> UpdateTransform:
     fedld.errors.FedLDError: unknown transform 'quantize': did you mean 'quantise'?
     """
     name, colon, number = text.partition(":")
-    if name not in TRANSFORMS:
-        raise FedLDError(f"unknown transform '{name}': {nearest(name, list(TRANSFORMS))}")
+    if is_import_path(text):
+        TRANSFORMS.check(text)
+    kind = TRANSFORMS.find(name)
     try:
-        return TRANSFORMS[name](*([NUMBERS[name](number)] if colon else []))
+        return kind(*([NUMBERS[name](number)] if colon else []))
     except (TypeError, ValueError):
         what = f"not '{number}'" if colon else f"for example {name}:1"
         raise FedLDError(f"transform {name} takes a number after the colon, {what}") from None
-
-
-def as_transform(value: Any) -> UpdateTransform:
-    """Take a user's own transform: a value or a class without required options.
-
-    Raises:
-        FedLDError: It is none.
-    """
-    value = value() if isinstance(value, type) and issubclass(value, UpdateTransform) else value
-    if not isinstance(value, UpdateTransform):
-        raise FedLDError(
-            f"transform is a name or an UpdateTransform, not {type(value).__name__} {value!r:.80}"
-        )
-    return value
 
 
 __all__ = [
@@ -71,6 +64,5 @@ __all__ = [
     "TopK",
     "Total",
     "UpdateTransform",
-    "as_transform",
     "make_transform",
 ]

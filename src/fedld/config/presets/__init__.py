@@ -5,7 +5,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedld.config.resolve import describe_objective
-from fedld.errors import FedLDError, nearest
+from fedld.errors import unknown_name
 from fedld.methods import METHODS
 
 SCALES = ("paper", "small")
@@ -25,7 +25,7 @@ def read_preset(name: str) -> dict[str, Any]:
     ('resnet50', 200, 0.1)
     """
     if name not in names():
-        raise FedLDError(f"unknown preset '{name}': {nearest(name, names())}")
+        raise unknown_name("preset", name, names())
     stem, _, scale = name.rpartition("-")
     settings = tomllib.loads(files(__package__).joinpath(f"{stem}.toml").read_text(encoding="utf-8"))
     chosen: dict[str, Any] = settings[scale]

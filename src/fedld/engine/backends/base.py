@@ -12,7 +12,7 @@ from fedld.config.experiment import Experiment
 from fedld.data import Federation
 from fedld.engine.jobs import Done, Failure, Job, JobResult, Setup, SharedMemory
 from fedld.layout import Tree
-from fedld.transforms import SummedEntry, Total
+from fedld.transforms import CombinedTotal, SummedEntry, Total
 
 
 class Backend(Protocol):
@@ -50,6 +50,21 @@ class SummingBackend(Protocol):
         entries: Mapping[str, SummedEntry],
     ) -> Total:
         """Add up what the clients keep of the last jobs.
+
+        Args:
+            messages: by client, the form alone of what each keeps.
+            weights: how much each client counts.
+            entries: how each entry is added up.
+        """
+        ...
+
+    def combine(
+        self,
+        messages: Mapping[str, Tree],
+        weights: Mapping[str, float],
+        entries: Mapping[str, SummedEntry],
+    ) -> CombinedTotal:
+        """Combine the updates that the clients keep by their Gram matrix, and add up the other entries.
 
         Args:
             messages: by client, the form alone of what each keeps.

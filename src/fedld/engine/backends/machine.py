@@ -3,6 +3,7 @@
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 from fedld.config.experiment import Experiment
 from fedld.config.own import stays_here
@@ -13,7 +14,8 @@ from fedld.engine.backends.inprocess import InProcess
 from fedld.engine.backends.pool import WorkerPool, count_workers
 from fedld.engine.jobs import Setup, SharedMemory
 from fedld.engine.memory import check_memory
-from fedld.errors import FedLDError, nearest
+from fedld.errors import FedLDError
+from fedld.registry import Registry
 
 
 class ThisMachine:
@@ -109,11 +111,31 @@ class ThisMachine:
 
 THIS_MACHINE = ThisMachine()
 SIMULATION = "flower-simulation"
-ENGINES: dict[str, Engine] = {
-    "local": THIS_MACHINE,
-    "process": ThisMachine(workers=0),
-    "workers": ThisMachine(workers=os.cpu_count() or 1),
-}
+
+
+def _accept(value: Any) -> Engine:
+    missing = [name for name in NEEDED if not hasattr(value, name)]
+    if isinstance(value, type) or missing:
+        lacks = f"which has no '{missing[0]}'" if missing else "which is a class: make one of it"
+        raise FedLDError(
+            f"an engine is a name or a value with the methods of Engine, not {value!r:.80}, {lacks}"
+        )
+    engine: Engine = value
+    return engine
+
+
+NEEDED = ("keeps_states", "federation", "shares_memory", "check", "backend", "provenance", "resuming")
+"""What every engine has."""
+ENGINES: Registry[Engine] = Registry(
+    "engine",
+    {
+        "local": THIS_MACHINE,
+        "process": ThisMachine(workers=0),
+        "workers": ThisMachine(workers=os.cpu_count() or 1),
+    },
+    accept=_accept,
+    reserved=(SIMULATION,),
+)
 """Engines by name; `flower-simulation` is a run inside Flower, which makes its engine itself."""
 
 
@@ -129,18 +151,8 @@ def as_engine(value: Engine | str) -> Engine:
     Raises:
         FedLDError: there is no such name, or the object lacks a method of the protocol.
     """
-    if isinstance(value, str):
-        if value not in ENGINES:
-            raise FedLDError(f"unknown engine '{value}': {nearest(value, [*ENGINES, SIMULATION])}")
-        return ENGINES[value]
-    missing = [name for name in NEEDED if not hasattr(value, name)]
-    if isinstance(value, type) or missing:
-        lacks = f"which has no '{missing[0]}'" if missing else "which is a class: make one of it"
-        raise FedLDError(
-            f"an engine is a name or a value with the methods of Engine, not {value!r:.80}, {lacks}"
-        )
-    return value
+    engine: Engine = ENGINES.resolve(value)
+    return engine
 
 
-NEEDED = ("keeps_states", "federation", "shares_memory", "check", "backend", "provenance", "resuming")
-"""What every engine has."""
+ENGINES.load_plugins()

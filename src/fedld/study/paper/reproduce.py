@@ -11,10 +11,9 @@ from fedld.config.resolve import make_measures
 from fedld.data import DataSpec
 from fedld.data.datasets import open_table
 from fedld.data.table import Table
-from fedld.errors import FedLDError, nearest
+from fedld.errors import FedLDError, unknown_name
 from fedld.methods import METHODS
 from fedld.records.schema import Event
-from fedld.registry import find
 from fedld.study.compare import (
     StudyPlan,
     compare_cells,
@@ -132,7 +131,7 @@ def _chosen(table: str, splits: list[str] | None, settings: Settings) -> list[st
     known = [*SPLITS[table], *ALSO.get(table, ())]
     for split in splits or []:
         if split not in known:
-            raise FedLDError(f"unknown split '{split}' of {table}: {nearest(split, known)}")
+            raise unknown_name(f"split of {table}", split, known)
     if splits or settings.get("data_root"):
         return splits or list(SPLITS[table])
     sites = "dataset" in settings and _open(settings).partition == "site"
@@ -183,12 +182,12 @@ def _arm(table: str, arm: str, settings: Settings) -> Settings:
     own = {name: settings[name] for name in settings if name in METHODS}
     shared = {"workers": 0} | {key: value for key, value in settings.items() if key not in METHODS}
     if table != "table2":
-        find(METHODS, arm, "method")
+        METHODS.check(arm)
         return for_method(shared, arm, own.get(arm, {}))
     fedld = own.get("fedld", {})
     margin = {"objective": fedld.get("objective", "marg-log")}
     rule = {"rule": fedld.get("rule", "principal")}
     parts = {"none": {}, "principal": rule, "margin": margin, "both": margin | rule}
     if arm not in parts:
-        raise FedLDError(f"unknown row '{arm}' of table 2: {nearest(arm, list(parts))}")
+        raise unknown_name("row of table 2", arm, parts)
     return for_method(shared, "fedavg", own.get("fedavg", {})) | parts[arm]
