@@ -16,7 +16,7 @@ Templates may use the functions of `FUNCTIONS`; columns are those of `COLUMNS`. 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
@@ -25,7 +25,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedld.errors import FedLDError
-from fedld.study.comparison import Standing
+from fedld.study.comparison import Comparison, Standing, with_differences
 from reproduction.evidence import (
     AT_SITE,
     FOLDER,
@@ -299,6 +299,62 @@ def across(name: str, studies: Mapping[str, str], rows: str = "") -> str:
     return markdown(list(studies), {label: cells for label, cells in body.items() if any(cells)})
 
 
+def with_closed_form(name: str, closed: str) -> Comparison:
+    """Return a study with the rows of a closed form beside its own, compared by the package's statistics.
+
+    A closed form depends on no seed, so its one run stands beside every seed of the baseline.
+
+    Args:
+        name: of the study.
+        closed: name of the study of one run of each closed form, on the same federation.
+
+    Raises:
+        FedLDError: the studies are of different federations, or the closed form has several seeds.
+    """
+    study, other = load_study(name), load_study(closed)
+    if study.federation != other.federation:
+        raise FedLDError(f"'{name}' is on {study.federation}, '{closed}' on {other.federation}")
+    comparison = study.comparison
+    seeds = study.standing(comparison.baseline).seeds
+    rows = list(comparison.standings)
+    for standing in other.comparison.standings:
+        if len(standing.seeds) != 1:
+            raise FedLDError(f"'{closed}' has {len(standing.seeds)} seeds; a closed form has one run")
+        values = {key: dict.fromkeys(seeds, *of.values()) for key, of in standing.values.items()}
+        rows.append(replace(standing, seeds=seeds, values=values))
+    return replace(comparison, standings=with_differences(rows, comparison.baseline, comparison.primary))
+
+
+def choice(name: str, target: str, closed: str, rows: str) -> str:
+    """Return accuracy against the baseline, rounds to its final accuracy and traffic until then.
+
+    Args:
+        name: of the study that accuracies are from.
+        target: of the long study that rounds and traffic are from.
+        closed: of the study of the closed forms; they reach the target in their own rounds or not at all.
+        rows: labels of the methods, in their order.
+    """
+    standings = {standing.label: standing for standing in with_closed_form(name, closed).standings}
+    level = load_study(target).comparison.level
+    closed_study = load_study(closed)
+    closed_labels = {standing.label for standing in closed_study.comparison.standings}
+    body = {}
+    for label in rows.split():
+        standing = standings[label]
+        reached: tuple[int, float] | None = None
+        if label in closed_labels:
+            accuracy = standing.mean("accuracy")
+            if level is not None and accuracy is not None and accuracy >= level:
+                reached = closed_study.comparison.round, standing.megabytes
+        elif found := load_study(target).standing(label).reached:
+            reached = found.round, found.megabytes
+        cost = [f"{reached[0]}", f"{reached[1]:,.0f}"] if reached else ["not reached", "-"]
+        body[label] = [_difference(standing) or "0", *cost]
+    return markdown(
+        ["accuracy, points to FedAvg [95 %]", "rounds to FedAvg's accuracy", "MB until then"], body
+    )
+
+
 def by_site(name: str, rows: str = "") -> str:
     """Return a measure at every site, a column each, and the mean over sites; means over seeds.
 
@@ -424,6 +480,7 @@ def candidates(name: str) -> str:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "table": table,
     "across": across,
+    "choice": choice,
     "by_site": by_site,
     "value": value,
     "span": span,
@@ -434,9 +491,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "names": names,
     "study": load_study,
 }
-FEW = "scaffold fedacg fedgh fedld consensus measured fedld-measured fedld-drift central"
-MAIN = f"fedprox feddyn fedexp fedlc fedrod fedpac fedga {FEW}"
-"""Methods that pages show; the page of all tables has every one."""
+FEW = "scaffold fedacg fedld measured fedld-measured fedld-drift central"
+"""Methods that the page of the reproduction shows; the page of all tables has every one."""
 ENVIRONMENT = Environment(
     loader=FileSystemLoader(FOLDER / "templates"),
     undefined=StrictUndefined,
@@ -444,7 +500,7 @@ ENVIRONMENT = Environment(
     lstrip_blocks=True,
     autoescape=False,  # the templates are ours and write Markdown
 )
-ENVIRONMENT.globals.update(FUNCTIONS, main=MAIN, few=FEW)
+ENVIRONMENT.globals.update(FUNCTIONS, few=FEW)
 
 
 def current(page: str) -> str:

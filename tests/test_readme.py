@@ -34,6 +34,12 @@ def test_commands_run_as_printed(tmp_path):
     assert (tmp_path / "runs/mine/report.html").exists()
 
 
+def test_readme_fits_two_screens():
+    lines = README.read_text().split("## Citing")[0].splitlines()
+    assert len(lines) <= 110
+    assert max(map(len, lines)) <= 120
+
+
 @pytest.mark.parametrize("snippet", [text for kind, text in BLOCKS if kind == "python"])
 def test_snippets_run_as_scripts(snippet, tmp_path):
     (tmp_path / "script.py").write_text(snippet)

@@ -247,3 +247,18 @@ def test_one_column_of_several_studies():
     assert head == "|  | low | high |"
     values = [pages.value(f"covid-head-lr{rate}", "fedavg", "final") for rate in ("0.01", "0.1")]
     assert first == f"| `fedavg` | {' | '.join(values)} |"
+
+
+def test_a_closed_form_stands_beside_the_methods_of_another_study():
+    rows = pages.choice("covid-head-tuned", "covid-head-rounds200", "covid-head-closed", "fedavg fedld ridge")
+    base = numbers("covid-head-tuned", "fedavg", "accuracy")
+    (closed,) = numbers("covid-head-closed", "ridge", "accuracy")
+    cells = {line.split("|")[1].strip(): line.split("|")[2:] for line in rows.splitlines()}
+    assert cells["`ridge`"][0].startswith(f" {closed - sum(base) / len(base):+.2f} [")
+    assert cells["`ridge`"][1].strip() == "1"
+    assert cells["`fedavg`"][:2] == [" 0 ", " 140 "]
+    assert cells["`fedld`"][1].strip() == "not reached"
+    with pytest.raises(FedLDError, match="has 10 seeds; a closed form has one run"):
+        pages.with_closed_form("covid-head-tuned", "covid-head-random")
+    with pytest.raises(FedLDError, match="'fundus-source-head-tuned' is on"):
+        pages.with_closed_form("fundus-source-head-tuned", "covid-head-closed")
