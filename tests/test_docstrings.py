@@ -7,6 +7,7 @@ import pytest
 import fedld
 from fedld.tasks import Task
 from fedld.transforms import UpdateTransform
+from reproduction.hooks import SECTIONS
 
 
 def members():
@@ -57,3 +58,8 @@ def test_a_verb_has_an_example_that_runs_and_its_errors(name):
     text = inspect.getdoc(MEMBERS[name])
     assert ">>>" in text
     assert "Raises:" in text
+
+
+def test_the_page_of_public_names_has_all_of_them():
+    names = " ".join(SECTIONS.values()).split()
+    assert sorted(names) == sorted(set(fedld.__all__) - {"__version__"})
