@@ -58,9 +58,8 @@ class Cell:
 
 def run_cell(cell: Cell, progress: Callable[[Event], None], callbacks: Sequence[Any] = ()) -> Summary:
     """Run a cell, continue it, or give the summary of a finished one."""
+    check_settings(cell)
     if (cell.path / "config.toml").exists():
-        if not _same_settings(cell):
-            raise OtherSettings(f"'{cell.path}' holds a run with other settings: choose another --out")
         return loop.resume(
             cell.path,
             progress=progress,
@@ -71,10 +70,17 @@ def run_cell(cell: Cell, progress: Callable[[Event], None], callbacks: Sequence[
     return loop.run(cell.experiment, cell.path, progress=progress, callbacks=callbacks, engine=cell.engine)
 
 
-def _same_settings(cell: Cell) -> bool:
-    """Whether a run was begun with the cell's settings; one that is newer than the run had its default."""
-    begun = make_experiment(read_toml(cell.path / "config.toml"), cell.experiment.own)
-    return begun.to_toml() == cell.experiment.to_toml()
+def check_settings(cell: Cell) -> None:
+    """Check that a run that was begun has the cell's settings; a setting newer than the run had its default.
+
+    Raises:
+        OtherSettings: it was begun with others.
+    """
+    file = cell.path / "config.toml"
+    if file.exists() and make_experiment(read_toml(file), cell.experiment.own).to_toml() != (
+        cell.experiment.to_toml()
+    ):
+        raise OtherSettings(f"'{cell.path}' holds a run with other settings: choose another --out")
 
 
 def run_grid(
@@ -88,7 +94,13 @@ def run_grid(
 
     A run that fails (it diverges, say) does not take the others with it; if all do, that is an error. Cells
     with values that cannot go to other processes are run here, one after the other.
+
+    Raises:
+        OtherSettings: a cell was begun with other settings; no cell is run.
+        FedLDError: all cells failed.
     """
+    for cell in cells:
+        check_settings(cell)
     if cluster is None:
         outcomes = _run_all(cells, jobs, progress)
     else:
