@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedld.errors import FedLDError
-from fedld.study.accounts import Account
 from fedld.study.comparison import Comparison, Standing, with_differences
+from fedld.study.measures import Reached
 from fedld.study.paper.figure2 import Figure2, Point
-from fedld.study.target import Reached
+from fedld.study.reasons import Account
 from fedld.tasks.measure import Measure
 from fedld.tasks.scores import MEASURES
 

@@ -16,7 +16,7 @@ import matplotlib
 import numpy as np
 
 from fedld.analysis.statistics import mean_interval
-from fedld.study.accounts import Account
+from fedld.study.reasons import Account
 from reproduction.evidence import FOLDER, load_study
 from reproduction.pages import comparisons
 

@@ -17,7 +17,7 @@ from fedld.engine.backends.shared import _zeros
 from fedld.engine.loop import run
 from fedld.engine.recording import GRAM_CLIENTS
 from fedld.records.reader import read_run
-from fedld.study.report.matrices import SHOWN, cosine_chart
+from fedld.study.report.conflict import SHOWN, cosine_chart
 
 CLIENTS, DRAWN = 260, 130
 

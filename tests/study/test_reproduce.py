@@ -9,8 +9,7 @@ from fedld.cli import app
 from fedld.config.resolve import make_method
 from fedld.errors import FedLDError
 from fedld.study.comparison import compare_runs
-from fedld.study.paper.reproduce import plan, run_plan
-from fedld.study.paper.reproduced import Column, Reproduced
+from fedld.study.paper.tables import Column, Reproduced, plan, run_plan
 
 TINY = {"dataset": "digits", "model": "cnn", "image_size": 8, "rounds": 1, "batch_size": 50}
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from fedld.cli import app
 from fedld.errors import FedLDError
-from fedld.study.study_card import make_study_card
+from fedld.study.card import make_study_card
 
 SETTINGS = ["--dataset", "digits", "--clients", "2", "--rounds", "1", "--set", "local_steps=2"]
 

@@ -8,8 +8,8 @@ import pytest
 from fedld.errors import FedLDError
 from fedld.records.reader import read_run
 from fedld.study.comparison import compare_runs
+from fedld.study.measures import Target
 from fedld.study.report.tables import target_table
-from fedld.study.target import Target
 
 
 @pytest.fixture

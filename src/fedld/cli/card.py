@@ -23,8 +23,7 @@ def card(
     licence: Annotated[str | None, typer.Option(help="under which the model may be used")] = None,
 ) -> None:
     """Write a model card: data, method, results with intervals by site, who took part, limitations."""
-    from fedld.study.card import make_card
-    from fedld.study.study_card import make_study_card
+    from fedld.study.card import make_card, make_study_card
 
     folder = out or run
     statements = {"use": use, "owner": owner, "licence": licence}

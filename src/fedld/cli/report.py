@@ -38,7 +38,7 @@ def watch(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port")] = 0,
 ) -> None:
     """Show the same page in your browser and update it while a run goes on; loopback only, read-only."""
-    from fedld.study.watch import serve
+    from fedld.study.report.page import serve
 
     serve(paths, port, ready=lambda address: typer.echo(f"watching at {address} (Ctrl-C to stop)"))
 

@@ -72,7 +72,7 @@ def _table_command(table: str, text: str, rows: str) -> None:
         primary: Primary = None,
         json: Json = False,
     ) -> None:
-        from fedld.study.paper.reproduce import plan, run_plan
+        from fedld.study.paper.tables import plan, run_plan
         from fedld.study.progress import RunBars
 
         planned = plan(

@@ -341,7 +341,7 @@ class StudyIndex(TypedDict):
     command: str
     baseline: str
     primary: str  # the measure that decides
-    target: str  # the accuracy to be reached, as `fedld.study.target` reads it
+    target: str  # the accuracy to be reached, as `fedld.study.measures` reads it
     runs: list[StudyEntry]
 
 

@@ -27,8 +27,7 @@ from fedld.registry import options_of
 from fedld.study.cluster import Cluster, end_session
 from fedld.study.comparison import Comparison, compare_runs
 from fedld.study.grid import Cell, run_grid
-from fedld.study.measures import check_primary
-from fedld.study.target import DEFAULT, Target
+from fedld.study.measures import DEFAULT_TARGET, Target, check_primary
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class StudyPlan:
     baseline: str
     cells: list[tuple[str, Experiment]]
     primary: str
-    target: str = DEFAULT
+    target: str = DEFAULT_TARGET
 
     @property
     def rounds(self) -> int:
@@ -81,7 +80,7 @@ def plan(
     *,
     command: str,
     primary: str | None = None,
-    target: str = DEFAULT,
+    target: str = DEFAULT_TARGET,
     values: Mapping[str, Any] | None = None,
 ) -> StudyPlan:
     """Every method with every seed and, where `folds` are asked for, every fold.
@@ -245,7 +244,7 @@ def reopen(out: Path) -> StudyPlan:
     try:
         cells = [(one["label"], make_experiment(parse_toml(one["settings"]))) for one in index["runs"]]
         name, command, baseline = (str(index[key]) for key in ("name", "command", "baseline"))
-        target = str(index.get("target", DEFAULT))
+        target = str(index.get("target", DEFAULT_TARGET))
         Target.parse(target)
         decides = check_primary(index["primary"], make_measures(cells[0][1]))
         return StudyPlan(name, command, baseline, cells, decides, target)

@@ -16,16 +16,19 @@ from fedld.records.reader import Evaluated, Run, by_label
 from fedld.records.schema import FORMAT
 from fedld.records.table import no_html
 from fedld.study import formats
-from fedld.study.accounts import Account, Explanation, account_of, explain
 from fedld.study.measures import (
+    DEFAULT_TARGET,
+    Reached,
+    Target,
     check_primary,
     finite_scores,
     mean_of,
     measures_of,
     never_predicted,
+    reached,
     value_of,
 )
-from fedld.study.target import DEFAULT, Reached, Target, reached
+from fedld.study.reasons import Account, Explanation, account_of, explain
 from fedld.study.verdict import headline, warnings
 from fedld.tasks.measure import Measure, last_mean
 
@@ -318,7 +321,7 @@ def compare_runs(
     runs: Sequence[Run],
     baseline: str | None = None,
     primary: str | None = None,
-    target: str = DEFAULT,
+    target: str = DEFAULT_TARGET,
 ) -> Comparison:
     """Compare the methods of some runs on the same data; the baseline is FedAvg, else the first method."""
     measures = measures_of(runs)

@@ -8,9 +8,8 @@ from fedld.analysis.participation import Participation
 from fedld.methods import METHODS
 from fedld.records.reader import by_label, clean
 from fedld.registry import options_of
-from fedld.study.accounts import MEANING, Explanation
 from fedld.study.measures import chance_level
-from fedld.study.rates import rate_warnings
+from fedld.study.reasons import MEANING, Explanation, rate_warnings
 
 if TYPE_CHECKING:
     from fedld.study.comparison import Comparison, Standing

@@ -14,7 +14,7 @@ from fedld.config.experiment import make_experiment
 from fedld.records.reader import read
 from fedld.study.comparison import compare_runs
 from fedld.study.progress import facts
-from fedld.study.rates import tune_command
+from fedld.study.reasons import tune_command
 from fedld.study.report.build import build
 from fedld.study.report.chart import looks
 from fedld.study.report.tables import comparison_table

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from fedld.study.report import write_report
-from fedld.study.watch import make_server
+from fedld.study.report.page import make_server
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(

@@ -10,11 +10,9 @@ from fedld.errors import FedLDError
 from fedld.records.reader import read
 from fedld.study.report import write_report
 from fedld.study.report.build import setting_title
-from fedld.study.report.chart import looks
+from fedld.study.report.chart import looks, variables
 from fedld.study.report.clients import participation_chart
-from fedld.study.report.conflict import measured_chart
-from fedld.study.report.matrices import encode
-from fedld.study.report.style import variables
+from fedld.study.report.conflict import encode, measured_chart
 
 EVIL = '</script><script>alert(1)</script><img src=x onerror="alert(2)">$x^2$&amp;'
 

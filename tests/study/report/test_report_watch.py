@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from fedld.errors import FedLDError
-from fedld.study.watch import make_server
+from fedld.study.report.page import make_server
 
 
 @pytest.fixture

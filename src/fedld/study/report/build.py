@@ -13,7 +13,7 @@ from fedld.study.comparison import Comparison, compare_runs
 from fedld.study.report.cases import case_means_chart, case_means_table, overlay_chart
 from fedld.study.report.chart import Chart, Look, looks
 from fedld.study.report.clients import fairness_chart, labels_chart, participation_chart
-from fedld.study.report.conflict import measured_chart, spectrum_chart
+from fedld.study.report.conflict import cosine_chart, cross_loss_chart, measured_chart, spectrum_chart
 from fedld.study.report.curves import (
     curves,
     difference_chart,
@@ -23,9 +23,7 @@ from fedld.study.report.curves import (
     traffic_chart,
 )
 from fedld.study.report.decomposition import contributions_chart, terms_chart
-from fedld.study.report.matrices import cosine_chart, cross_loss_chart
-from fedld.study.report.outcomes import survival_chart, values_chart
-from fedld.study.report.quality import calibration_chart, confusion_chart
+from fedld.study.report.quality import calibration_chart, confusion_chart, survival_chart, values_chart
 from fedld.study.report.tables import (
     PageTable,
     comparison_table,

@@ -16,8 +16,17 @@ from fedld.data.archive import Header, read_arrays
 from fedld.errors import FedLDError
 from fedld.records.reader import Run, by_label, clean, longest_run
 from fedld.records.schema import CASES
-from fedld.study.report.chart import Chart, DataCell, Look, legend, settle, short
-from fedld.study.report.style import SURFACE, drawing, new_figure
+from fedld.study.report.chart import (
+    SURFACE,
+    Chart,
+    DataCell,
+    Look,
+    drawing,
+    legend,
+    new_figure,
+    settle,
+    short,
+)
 from fedld.study.report.tables import PageTable, TableCell
 from fedld.study.sites import case_means
 

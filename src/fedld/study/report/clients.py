@@ -11,8 +11,21 @@ from matplotlib.ticker import MaxNLocator
 from fedld.analysis.participation import Participation
 from fedld.records.reader import Run, by_label, clean, longest_run, read_object
 from fedld.study.measures import client_scores, measures_of, training_scores
-from fedld.study.report.chart import Chart, DataCell, Floats, Look, settle, short
-from fedld.study.report.style import GRID, SECOND, SEQUENTIAL, SERIES, SURFACE, drawing, new_figure
+from fedld.study.report.chart import (
+    GRID,
+    SECOND,
+    SEQUENTIAL,
+    SERIES,
+    SURFACE,
+    Chart,
+    DataCell,
+    Floats,
+    Look,
+    drawing,
+    new_figure,
+    settle,
+    short,
+)
 
 
 def label_counts(run: Run) -> dict[int, list[int]]:

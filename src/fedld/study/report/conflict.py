@@ -1,15 +1,224 @@
-"""Charts of update conflict: the principal spectrum, and steps whose length the clients measured."""
+"""Charts of update conflict: principal spectrum, measured steps, and client x client matrices.
 
+A page holds every matrix as half-precision numbers in base64; long runs are thinned to fit the budget."""
+
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from matplotlib.colors import ListedColormap
 from matplotlib.ticker import MaxNLocator
 
 from fedld.analysis.updates import chosen_step
-from fedld.records.reader import Run, by_label, longest_run
-from fedld.records.schema import TrialRecord
-from fedld.study.report.chart import Chart, Look, legend, settle, short
-from fedld.study.report.style import MUTED, SERIES, SURFACE, drawing, new_figure
+from fedld.records.reader import Run, by_label, clean, longest_run
+from fedld.records.schema import ConflictLine, CrossLine, TrialRecord
+from fedld.study.report.chart import (
+    DIVERGING,
+    MUTED,
+    SECOND,
+    SEQUENTIAL,
+    SERIES,
+    SURFACE,
+    Chart,
+    Floats,
+    Look,
+    drawing,
+    frame_of,
+    legend,
+    new_figure,
+    settle,
+    short,
+)
+
+BUDGET = 1_500_000  # bytes of a page for one kind of matrix
+MOST_CLIENTS = 64  # clients; more cells than that cannot be seen
+
+Matrices = dict[int, Floats]
+
+
+def cross_loss_chart(runs: Sequence[Run]) -> Chart | None:
+    """L_j(w_i): model of client i on the data of client j, for one seed of every method."""
+    frames, names = _collect(runs, "cross_loss")
+    values = [matrix.ravel() for by_round in frames.values() for matrix in by_round.values()]
+    finite = np.array([v for some in values for v in some[np.isfinite(some)]])
+    if not finite.size:
+        return None
+    scale = (float(finite.min()), float(np.quantile(finite, 0.99)))
+    return _heat_chart(
+        frames,
+        names,
+        scale if scale[1] > scale[0] else (scale[0], scale[0] + 1e-3),
+        SEQUENTIAL,
+        name="cross-loss",
+        title="Cross loss: every client's model on every client's data",
+        note="High off the diagonal: a model that does not carry over. The diagonal is the loss at home.",
+        axes=("model of client", "data of client"),
+    )
+
+
+def cosine_chart(runs: Sequence[Run]) -> Chart | None:
+    """Cosine between the updates of every two clients, from the Gram matrix."""
+    frames, names = _collect(runs, "conflict")
+    if not any(frames.values()):
+        return None
+    return _heat_chart(
+        frames,
+        names,
+        (-1.0, 1.0),
+        DIVERGING,
+        name="cosine",
+        title="Update conflict: cosine between clients",
+        note="Blue: updates agree. Red: they pull apart, and an average cancels them.",
+        axes=("client", "client"),
+    )
+
+
+def _collect(runs: Sequence[Run], kind: str) -> tuple[dict[str, Matrices], dict[str, list[str]]]:
+    frames: dict[str, Matrices] = {}
+    names: dict[str, list[str]] = {}
+    for label, own in by_label(runs).items():
+        run = longest_run(own)
+        shown = dict(list(run.client_names.items())[:MOST_CLIENTS])
+        made = (
+            {line["round"]: _cross(line, list(shown)) for line in run.cross_loss.lines}
+            if kind == "cross_loss"
+            else {line["round"]: _cosines(line, list(shown.values())) for line in run.conflict.lines}
+        )
+        found = {round_: matrix for round_, matrix in made.items() if matrix is not None}
+        if found:
+            frames[label], names[label] = found, list(shown.values())
+    return _thin(frames), names
+
+
+def _thin(frames: dict[str, Matrices]) -> dict[str, Matrices]:
+    """Evenly spaced rounds, first and last among them, within the budget."""
+    size = sum(next(iter(f.values())).size * 2 * 4 / 3 for f in frames.values())
+    most = max(2, int(BUDGET / size)) if size else 0
+    thinned = {}
+    for label, by_round in frames.items():
+        rounds = list(by_round)
+        keep = np.unique(np.linspace(0, len(rounds) - 1, min(most, len(rounds))).round().astype(int))
+        thinned[label] = {rounds[k]: by_round[rounds[k]] for k in keep}
+    return thinned
+
+
+def _cross(line: CrossLine, shown: list[int]) -> Floats | None:
+    """Row: data of client j. Column: model of client i, nan where it was not sampled."""
+    sampled, matrix = line.get("sampled"), _matrix(line.get("cross_loss"))
+    if matrix is None or not isinstance(sampled, list) or matrix.shape[1] != len(sampled):
+        return None
+    return _placed(matrix, list(range(len(matrix))), sampled, shown)
+
+
+def _cosines(line: ConflictLine, shown: list[str]) -> Floats | None:
+    own, gram = line.get("gram_clients", line.get("clients")), _matrix(line.get("gram"))
+    if gram is None or not isinstance(own, list) or gram.shape != (len(own),) * 2:
+        return None
+    norms = np.sqrt(np.maximum(np.diagonal(gram), 0))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        cosines = np.clip(gram / np.outer(norms, norms), -1, 1)
+    names = [clean(name) for name in own]
+    return _placed(cosines, names, names, shown)
+
+
+def _placed(matrix: Floats, rows: list[Any], columns: list[Any], shown: list[Any]) -> Floats | None:
+    """The entries of those that are shown, in their order; nan where the matrix has none of theirs."""
+    full = np.full((len(shown),) * 2, np.nan)
+    (at, out), (side, to) = (_places(known, shown) for known in (rows, columns))
+    if not at or not side:
+        return None
+    full[np.ix_(out, to)] = matrix[np.ix_(at, side)]
+    return full
+
+
+def _places(known: list[Any], shown: list[Any]) -> tuple[list[int], list[int]]:
+    """Where those that are shown stand in a matrix, and where among the shown."""
+    place = {str(one): k for k, one in enumerate(shown)}
+    pairs = [(k, place[str(one)]) for k, one in enumerate(known) if str(one) in place]
+    return [k for k, _ in pairs], [k for _, k in pairs]
+
+
+def _matrix(value: Any) -> Floats | None:
+    try:
+        matrix = np.array([[np.nan if x is None else x for x in row] for row in value], dtype=np.float64)
+    except (TypeError, ValueError):
+        return None
+    return matrix if matrix.ndim == 2 and matrix.size else None
+
+
+def encode(frames: Matrices) -> str:
+    """All matrices one after another as little-endian half-precision numbers, in base64."""
+    stacked = np.stack(list(frames.values()))
+    return base64.b64encode(np.clip(stacked, -65504, 65504).astype("<f2").tobytes()).decode()
+
+
+def _heat_chart(
+    frames: Mapping[str, Matrices],
+    names: Mapping[str, list[str]],
+    scale: tuple[float, float],
+    colours: ListedColormap,
+    *,
+    name: str,
+    title: str,
+    note: str,
+    axes: tuple[str, str],
+) -> Chart:
+    label = next(iter(frames))
+    last, clients = list(frames[label])[-1], names[label]
+    matrix = frames[label][last]
+    with drawing():
+        figure = new_figure(560, 480)
+        ax = figure.add_subplot()
+        mesh = ax.pcolormesh(
+            matrix, cmap=colours, vmin=scale[0], vmax=scale[1], edgecolor=SURFACE, linewidth=0.4
+        )
+        mesh.set_gid("part-mesh")
+        _name_axes(ax, clients, axes)
+        bar = figure.colorbar(mesh, ax=ax, fraction=0.05, pad=0.03)
+        bar.outline.set_visible(False)
+        settle(figure)
+    heat = {
+        "box": frame_of(ax),
+        "scale": scale,
+        "ramp": "q" if colours is SEQUENTIAL else "d",
+        "axes": axes,
+        "runs": [
+            {"label": k, "clients": names[k], "rounds": list(f), "data": encode(f)} for k, f in frames.items()
+        ],
+    }
+    return Chart(
+        name,
+        title,
+        note,
+        f"{title}; {label}, round {last}. Values from {np.nanmin(matrix):.3f} to {np.nanmax(matrix):.3f}.",
+        figure,
+        ("method", "round", axes[1] + (" (row)" if axes[0] == axes[1] else ""), axes[0], "value"),
+        [
+            (k, list(f)[-1], names[k][j], names[k][i], float(list(f.values())[-1][j, i]))
+            for k, f in frames.items()
+            for j in range(len(names[k]))
+            for i in range(len(names[k]))
+        ],
+        heat=heat,
+    )
+
+
+def _name_axes(ax: Any, clients: list[str], titles: tuple[str, str]) -> None:
+    every = max(1, len(clients) // 25)
+    ticks = np.arange(0, len(clients), every)
+    shown = [short(clients[k], 14) for k in ticks]
+    rotated = len(clients) > 6 or max(map(len, shown)) > 8
+    ax.set_xticks(ticks + 0.5, shown, rotation=90 if rotated else 0, fontsize=9.5)
+    ax.set_yticks(ticks + 0.5, shown, fontsize=9.5)
+    ax.tick_params(length=0)
+    ax.set_xlabel(titles[0], color=SECOND)
+    ax.set_ylabel(titles[1], color=SECOND)
+    ax.invert_yaxis()
+    ax.grid(False)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+
 
 AXES = 12
 PANELS = 9

@@ -7,22 +7,27 @@ from matplotlib.axes import Axes
 
 from fedld.records.reader import Run, by_label, longest_run, number
 from fedld.records.schema import RoundColumn
-from fedld.study.accounts import Explanation
 from fedld.study.comparison import Comparison
 from fedld.study.measures import measures_of
+from fedld.study.reasons import Explanation
 from fedld.study.report.chart import (
+    INK,
+    MUTED,
+    SURFACE,
+    TERM_COLOURS,
     Band,
     Chart,
     Floats,
     Look,
     band,
     draw_bands,
+    drawing,
     hover_of,
     legend,
+    new_figure,
     settle,
     short,
 )
-from fedld.study.report.style import INK, MUTED, SURFACE, TERM_COLOURS, drawing, new_figure
 from fedld.study.verdict import signed
 from fedld.tasks.measure import Measure
 

@@ -9,21 +9,26 @@ from matplotlib.ticker import MaxNLocator
 from fedld.analysis import decompose_line
 from fedld.records.reader import Run, by_label, longest_run
 from fedld.records.schema import RoundColumn
-from fedld.study.accounts import TERMS
+from fedld.study.reasons import TERMS
 from fedld.study.report.chart import (
+    INK,
+    MUTED,
+    SURFACE,
+    TERM_COLOURS,
     Band,
     Chart,
     Floats,
     Hover,
     LegendKey,
     Look,
+    drawing,
     hover_of,
     legend,
+    new_figure,
     settle,
     short,
 )
 from fedld.study.report.curves import bands_of, column
-from fedld.study.report.style import INK, MUTED, SURFACE, TERM_COLOURS, drawing, new_figure
 
 COLUMNS = 3
 PANELS = 12

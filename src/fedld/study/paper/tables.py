@@ -1,9 +1,13 @@
-"""Tables 1-3 of the paper: arms x splits x seeds, each split a study of its own, all in one grid."""
+"""Tables 1-3 of the paper beside the published numbers: arms x splits x seeds, one study per split."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
 
 from fedld.config.experiment import make_experiment
 from fedld.config.presets import read_preset
@@ -13,7 +17,10 @@ from fedld.data.datasets import open_table
 from fedld.data.table import Table
 from fedld.errors import FedLDError, unknown_name
 from fedld.methods import METHODS
+from fedld.records.reader import Run
 from fedld.records.schema import Event
+from fedld.records.table import no_html
+from fedld.records.writer import write_atomically
 from fedld.study.compare import (
     StudyPlan,
     compare_cells,
@@ -22,10 +29,64 @@ from fedld.study.compare import (
     open_study,
     short_name,
 )
+from fedld.study.comparison import Comparison
+from fedld.study.formats import comma_separated, latex, markdown, spread
 from fedld.study.grid import run_grid
 from fedld.study.measures import check_primary
-from fedld.study.paper.published import PAPER, RETINA, paper_table
-from fedld.study.paper.reproduced import Column, Reproduced
+from fedld.study.report.tables import PageTable, TableCell
+
+RETINA = ("retina-split1", "retina-split2", "retina-split3")
+
+_COLUMNS = (*RETINA, "covid-fl")
+_TABLE1 = {
+    "fedavg": (83.63, 82.26, 81.13, 79.86),
+    "fedprox": (84.17, 83.53, 81.20, 81.88),
+    "fedbn": (83.91, 75.91, 65.25, 56.34),
+    "fedpac": (78.01, 71.64, 52.81, 81.63),
+    "fedgh": (83.90, 83.33, 81.56, 82.26),
+    "fedld": (85.20, 83.83, 82.30, 83.87),
+}
+_TABLE2 = {
+    "none": (83.63, 82.26, 81.13),
+    "principal": (84.76, 82.67, 81.66),
+    "margin": (84.63, 83.50, 81.96),
+    "both": (85.20, 83.83, 82.30),
+}
+_TABLE3 = {
+    "fedavg": 67.43,
+    "fedprox": 69.87,
+    "fedbn": 68.40,
+    "fedpac": 66.59,
+    "fedgh": 70.33,
+    "fedld": 71.30,
+}
+
+PAPER: dict[str, dict[str, dict[str, float]]] = {
+    "table1": {label: dict(zip(_COLUMNS, row, strict=True)) for label, row in _TABLE1.items()},
+    "table2": {label: dict(zip(RETINA, row, strict=True)) for label, row in _TABLE2.items()},
+    "table3": {label: {"retina-50-clients": value} for label, value in _TABLE3.items()},
+}
+"""table -> method -> preset -> percent."""
+
+_TITLES = ("Retina split 1", "Retina split 2", "Retina split 3", "COVID-FL")
+
+
+def paper_table(runs: Sequence[Run]) -> PageTable:
+    """Make the report's table of the paper's numbers for the methods of some runs."""
+    names = {run.method: run.label for run in runs}
+    rows = [
+        [TableCell(names[method], names[method]), *(TableCell(f"{value:.2f}", value) for value in values)]
+        for method, values in _TABLE1.items()
+        if method in names
+    ]
+    note = (
+        "Final accuracy (%) as published: Retina and COVID-FL, pretrained ResNet-50, 200 rounds, one seed. "
+        "Other data and another model than here: compare order and distance, not level."
+    )
+    if runs[0].config.get("dataset") in ("retina", "covid-fl"):
+        note = "Final accuracy (%) as published: pretrained ResNet-50, 200 rounds, one seed, no interval."
+    return PageTable("paper", "The paper's numbers (Table 1)", note, ["method", *_TITLES], rows)
+
 
 Settings = dict[str, Any]
 
@@ -97,7 +158,7 @@ def plan(
 
 def run_plan(
     plan: TablePlan, out: Path, *, resume: bool, jobs: int | None, progress: Callable[[Event], None]
-) -> Reproduced:
+) -> "Reproduced":
     """Run what is not finished, all splits in one grid; write the table and the report."""
     from fedld.study.report import write_report
 
@@ -191,3 +252,119 @@ def _arm(table: str, arm: str, settings: Settings) -> Settings:
     if arm not in parts:
         raise unknown_name("row of table 2", arm, parts)
     return for_method(shared, "fedavg", own.get("fedavg", {})) | parts[arm]
+
+
+matplotlib.use("Agg")
+
+PERSONAL = ("fedbn", "fedpac")
+NOTE = (
+    "Final test accuracy of the global model in percent, mean ± standard deviation over seeds; differences "
+    "are paired over seeds, with 95 % t intervals and p values corrected by Holm. The paper has one seed; "
+    "its values for fedbn and fedpac (*) are those of the personalised models."
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One split: its comparison, and what the paper reports for it."""
+
+    split: str
+    data: str
+    comparison: Comparison
+    paper: dict[str, float]
+
+    def cell(self, label: str) -> str:
+        """The paper's value."""
+        if label not in self.paper:
+            return "-"
+        return f"{self.paper[label]:.2f}" + ("*" if label in PERSONAL else "")
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """Table 1, 2 or 3, split by split."""
+
+    table: str
+    title: str
+    command: str
+    columns: list[Column]
+
+    @property
+    def labels(self) -> list[str]:
+        """Rows, in order."""
+        return [s.label for s in self.columns[0].comparison.standings]
+
+    def write(self, out: Path) -> None:
+        """table.json, table.md, table.tex, table.csv and differences.png/svg."""
+        write_atomically(out / "table.json", json.dumps(self.to_json(), indent=1).encode())
+        write_atomically(out / "table.md", self.to_markdown().encode())
+        write_atomically(out / "table.tex", self.to_tex().encode())
+        write_atomically(out / "table.csv", self.to_csv().encode())
+        self.draw(out / "differences")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        columns = [
+            {"split": c.split, "data": c.data, "paper": c.paper} | c.comparison.to_json()
+            for c in self.columns
+        ]
+        return {"table": self.table, "title": self.title, "command": self.command, "columns": columns}
+
+    def to_markdown(self) -> str:
+        """The overview as in the paper, then every split in full."""
+        text = [f"# {self.title}", "", NOTE, "", markdown(self._overview())]
+        for column in self.columns:
+            head, *rows = column.comparison.table
+            rows = [[*head, "paper"], *([*row, column.cell(row[0])] for row in rows)]
+            said = [f"{column.comparison.verdict}.", *(f"- {line}" for line in column.comparison.warnings)]
+            text += ["", f"## {column.data}", "", *said, "", markdown(rows), column.comparison.why()]
+        return no_html("\n".join(text) + f"\nMade by `{self.command}`.\n")
+
+    def to_tex(self) -> str:
+        """The overview as a tabular."""
+        return latex(self._overview(), f"{self.title}\n{self.command}")
+
+    def to_csv(self) -> str:
+        """One row per split, method, seed and measure."""
+        values = [[c.split, *row] for c in self.columns for row in c.comparison.values()]
+        return comma_separated([["split", "method", "seed", "measure", "value"], *values])
+
+    def _overview(self) -> list[list[str]]:
+        head = [""] + [title for c in self.columns for title in (c.data, f"paper: {c.split}")]
+        rows = [
+            [label] + [text for c in self.columns for text in (_final(c.comparison, label), c.cell(label))]
+            for label in self.labels
+        ]
+        return [head, *rows]
+
+    def draw(self, path: Path) -> None:
+        """Paired differences to the baseline with their 95 % intervals, as PNG and SVG."""
+        with plt.rc_context({"svg.hashsalt": "fedld"}):
+            count, width = len(self.labels), 3.2 * len(self.columns) + 1
+            figure, axes = plt.subplots(
+                1, len(self.columns), figsize=(width, 1.4 + 0.3 * count), sharey=True, squeeze=False,
+                layout="constrained",
+            )  # fmt: skip
+            for ax, column in zip(axes[0], self.columns, strict=True):
+                for y, standing in enumerate(column.comparison.standings):
+                    if (d := standing.difference) is not None:
+                        ax.plot(d.interval or (d.mean, d.mean), [y, y], color="#2f6db5", linewidth=2)
+                        ax.plot(d.mean, y, "o", color="#2f6db5")
+                ax.axvline(0, color="0.5", linewidth=0.8)
+                shown = column.comparison.shown
+                unit = "points" if shown.unit == "%" else "units"
+                over = f"{unit} of {shown.title} over {column.comparison.baseline}"
+                ax.set(title=column.data, xlabel=over)
+                ax.set_yticks(range(count), self.labels)
+                ax.spines[["top", "right"]].set_visible(False)
+            axes[0][0].invert_yaxis()
+            figure.savefig(path.with_suffix(".png"), dpi=300)
+            figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+            plt.close(figure)
+
+
+def _final(comparison: Comparison, label: str) -> str:
+    standing = comparison.standing(label)
+    if (name := comparison.first.name) in standing.values:
+        return spread(list(standing.values[name].values()))
+    return f"{spread(list(standing.personal.values()))} (personalised)"
