@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from fedld.cli.site import server, site
 from fedld.config.experiment import make_experiment
+from fedld.deployment.control import flower_defaults, submit
 from fedld.deployment.launch import FlowerServer, Node
 from fedld.deployment.server_app import allowed
-from fedld.deployment.submit import flower_defaults, submit
 from fedld.engine.backends.flower.check import check_site
 from fedld.errors import FedLDError
 
@@ -183,7 +183,7 @@ def test_flower_finds_the_apps():
 def test_logs_are_plain_have_the_time_and_are_rotated(tmp_path):
     """Also of what processes print that were started by the one that logs; the output goes on as before."""
     code = (
-        "import os, sys; from pathlib import Path; from fedld.deployment.log import logged\n"
+        "import os, sys; from pathlib import Path; from fedld.deployment.launch import logged\n"
         "with logged(Path('site.log'), largest=2000):\n"
         "    print('\\x1b[92mINFO\\x1b[0m: ready', flush=True)\n"
         "    os.system('echo from a child >&2')\n"

@@ -9,9 +9,8 @@ import pytest
 from safetensors.torch import load, load_file
 
 from fedld.config.experiment import make_experiment
-from fedld.deployment.control import Control
+from fedld.deployment.control import Control, flower_defaults, submit
 from fedld.deployment.keys import make_site_key
-from fedld.deployment.submit import flower_defaults, submit
 from fedld.engine import worker
 from fedld.engine.backends.flower.disclosure import SiteDraws
 from fedld.engine.backends.flower.limits import Limits

@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from fedld.config.experiment import make_experiment
-from fedld.deployment.submit import flower_defaults, submit
+from fedld.deployment.control import flower_defaults, submit
 from fedld.engine.loop import quiet, run
 
 pytest.importorskip("opacus")

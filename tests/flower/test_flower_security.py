@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from fedld.deployment import admission, registration_check
-from fedld.deployment.admission import Admission
+from fedld.deployment import registrations
+from fedld.deployment.daemons import Stored
 from fedld.deployment.keys import make_site_key
 from fedld.deployment.listener import Activity, Holding
-from fedld.deployment.superlink import Stored
+from fedld.deployment.registrations import Admission
 
 HERE = Path(__file__).parent
 NOBODY = 65534
@@ -86,7 +86,7 @@ def test_a_site_that_asks_for_its_registration_leaves_flower_alone(tmp_path, mon
     make_site_key("alpha", tmp_path)
     key = tmp_path / "alpha.key"
     authority = tmp_path / "ca.crt"
-    monkeypatch.setattr(registration_check.ssl, "create_default_context", lambda cafile: None)
+    monkeypatch.setattr(registrations.ssl, "create_default_context", lambda cafile: None)
     registered = load_ssh_private_key(key.read_bytes(), None).public_key()
 
     async def never(*_):
@@ -111,8 +111,8 @@ def test_a_site_that_asks_for_its_registration_leaves_flower_alone(tmp_path, mon
             found = {name.decode(): value.decode() for name, value in answer["headers"]}
             return httpx.Response(answer["status"], headers=found, content=answer["body"])
 
-        monkeypatch.setattr(registration_check.httpx, "post", post)
-        return registration_check.check_registration("h:1", authority, key)
+        monkeypatch.setattr(registrations.httpx, "post", post)
+        return registrations.check_registration("h:1", authority, key)
 
     assert ask({"alpha": public_key_to_bytes(registered)}) is None
     assert ask({"alpha": b"other"}) == "this key is not registered at the server"
@@ -120,7 +120,7 @@ def test_a_site_that_asks_for_its_registration_leaves_flower_alone(tmp_path, mon
 
 def test_a_site_cannot_fill_the_servers_disk(monkeypatch, tmp_path):
     """Above its share of the room, while that is full, a site's replies are refused; others' are taken."""
-    monkeypatch.setattr(admission, "_unsigned", lambda headers, keys: None)
+    monkeypatch.setattr(registrations, "_unsigned", lambda headers, keys: None)
     stored, passed, said = Stored(tmp_path / "links.db", 100.0), [], []
 
     async def flower(scope, receive, send):

@@ -25,8 +25,8 @@ from fedld.config.experiment import make_experiment
 from fedld.config.resolve import make_data_spec
 from fedld.data import load
 from fedld.deployment import supervisor
-from fedld.deployment.grid import BoundedGrid, unfolded_size
-from fedld.deployment.submit import _follow, flower_defaults
+from fedld.deployment.control import _follow, flower_defaults
+from fedld.deployment.supervisor import BoundedGrid, unfolded_size
 from fedld.engine import loop, worker
 from fedld.engine.backends.flower import site as site_module
 from fedld.engine.backends.flower.disclosure import SiteDraws

@@ -94,7 +94,7 @@ def _own_again(settings: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any
 
 
 def _flower(settings: dict[str, Any]) -> dict[str, Any]:
-    from fedld.deployment.submit import flower_defaults
+    from fedld.deployment.control import flower_defaults
 
     return flower_defaults(settings)
 
@@ -113,7 +113,7 @@ def _submit(
         from fedld.engine.backends.flower.simulation import simulate
 
         return simulate(experiment, path, bars, resume=resumed)
-    from fedld.deployment.submit import submit
+    from fedld.deployment.control import submit
 
     if engine != "flower":
         raise unknown_name("engine", engine, ENGINES)

@@ -1,15 +1,15 @@
-"""What the operator does with a running server, through its Unix socket: submit, follow, stop, look."""
+"""The operator's side of a running server, through its Unix socket: submit, follow, stop, status."""
 
 import hashlib
 import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from flwr.cli.build import build_fab_from_disk
@@ -27,14 +27,16 @@ from flwr.supercore.error import FlowerError
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
+from fedld.config.experiment import Experiment
 from fedld.deployment.launch import presence_file, registrations_file
 from fedld.deployment.registrations import Registrations
 from fedld.deployment.unix_socket import connect
-from fedld.errors import FedLDError
+from fedld.engine.backends.flower.engine import again
+from fedld.errors import FedLDError, Interrupted
 from fedld.privacy.budget import SPENT, spent_line
 from fedld.records.ledger import Ledger, shown
 from fedld.records.reader import read_records
-from fedld.records.schema import ROUNDS
+from fedld.records.schema import ROUNDS, Event, Summary
 
 
 def presence(folder: Path) -> dict[str, Any]:
@@ -173,3 +175,76 @@ def _said(error: httpx.HTTPError) -> str:
     if isinstance(error, httpx.HTTPStatusError) and (told := FlowerError.from_json(error.response.text)):
         return str(told.message)
     return str(error) or type(error).__name__
+
+
+Progress = Callable[[Event], None]
+
+
+def flower_defaults(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings for sites: a missing one is left out of a round, but a majority must be there.
+
+    Updates of ten times the usual length are refused: one site's poison should not be everybody's.
+
+    >>> flower_defaults({"clients": 3})
+    {'on_client_failure': 'skip', 'min_clients': 2, 'max_update_ratio': 10.0, 'clients': 3}
+    """
+    clients = settings.get("clients", Experiment.model_fields["clients"].default)
+    drawn = settings.get("sample_clients") or max(1, round(settings.get("sample_rate", 1.0) * clients))
+    quorum = min(drawn, max(2, drawn // 2 + 1))
+    kind, colon, path = settings.get("dataset", "").partition(":")
+    if colon:  # the server looks from where it was started
+        settings = settings | {"dataset": f"{kind}:{Path(path).expanduser().absolute()}"}
+    bounds = {} if settings.get("secure") else {"max_update_ratio": 10.0}  # nobody sees single updates there
+    return {"on_client_failure": "skip", "min_clients": quorum, **bounds, **settings}
+
+
+def submit(
+    server: Path,
+    out: Path,
+    experiment: Experiment | None,
+    progress: Progress,
+    changes: Mapping[str, float] | None = None,
+) -> Summary:
+    """Run an experiment (None: resume the one in `out`) on a server; returns the summary.
+
+    `server` is the folder of the server's runs, in which `out` lies. `changes` are settings that a resumed
+    run may be given anew: `rounds` and `wait_for_clients`.
+    """
+    config: dict[str, Any] = {"out": str(out.absolute()), "resume": experiment is None}
+    if experiment is not None:
+        config["experiment"] = experiment.to_toml()
+    config |= changes or {}
+    control = Control(server)
+    try:
+        return _follow(control, control.start(config), server, out, progress)
+    finally:
+        control.close()
+
+
+def _follow(control: Control, run: int, server: Path, out: Path, progress: Progress) -> Summary:
+    """Pass the run's events on until its last one."""
+    hint = f"continue with: {again(server, out)}"
+    try:
+        for line in control.follow(run):
+            event = _event(line)
+            if event.get("event") == "end":
+                return cast(Summary, event)
+            if event.get("event") == "error":
+                told = not event["resumable"] or "continue with: " in event["error"]
+                raise FedLDError(event["error"] if told else f"{event['error']}; {hint}")
+            if event:
+                progress(event)
+    except KeyboardInterrupt:
+        control.stop(run)
+        raise Interrupted(f"stopped; {hint}") from None
+    raise FedLDError(f"the server ended the run without a result; {hint}")
+
+
+def _event(line: str) -> Event:
+    """The event that a line of the run's log tells, if it tells one."""
+    if not line.startswith('{"event"'):
+        return {}
+    try:
+        return dict(json.loads(line))
+    except ValueError:
+        return {}

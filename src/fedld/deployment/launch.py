@@ -1,20 +1,28 @@
-"""Server and site with safe defaults: TLS and node keys on, telemetry off, files private."""
+"""Server and site with safe defaults: TLS and node keys on, telemetry off, files private; their log files.
+
+The log file holds whatever a server's or site's processes print, with the time in UTC and without colours. A
+separate process writes it, so that it also has the last lines of processes that died. A full file becomes
+NAME.1, NAME.1 becomes NAME.2, and the oldest is deleted.
+"""
 
 import fcntl
 import ipaddress
 import json
+import logging
 import os
+import re
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, cast
 
 from fedld import __version__
-from fedld.deployment.log import logged
 from fedld.deployment.registrations import Registrations
 from fedld.engine.backends.flower.federation import FileFacts
 from fedld.engine.backends.flower.limits import Limits
@@ -65,7 +73,7 @@ class FlowerServer:
             return self._serve(words, registrations)
 
     def _serve(self, words: list[str], registrations: Registrations | None) -> int:
-        from fedld.deployment.superlink import Stored, run_superlink
+        from fedld.deployment.daemons import Stored, run_superlink
         from fedld.deployment.supervisor import serve
 
         if not self.insecure and self._database().exists():
@@ -152,7 +160,7 @@ class Node:
             return self._serve(words, presence_file(folder))
 
     def _serve(self, words: list[str], presence: Path) -> int:
-        from fedld.deployment.supernode import run_supernode
+        from fedld.deployment.daemons import run_supernode
         from fedld.deployment.supervisor import serve
 
         write_presence(presence, os.getpid(), server=self.superlink)
@@ -181,7 +189,7 @@ class Node:
         """A sentence for a key that the server does not know, before Flower prints its own."""
         if self.insecure or self.key is None or self.ca is None:
             return
-        from fedld.deployment.registration_check import check_registration
+        from fedld.deployment.registrations import check_registration
 
         refusal = check_registration(self.superlink, self.ca, self.key)
         if refusal and "not registered" in refusal:
@@ -260,3 +268,59 @@ def _file(option: str, path: Path | None) -> str:
     if not path.is_file():
         raise FedLDError(f"{option}: there is no file '{path}'")
     return str(path)
+
+
+LARGEST = 10 << 20
+"""Bytes of one file."""
+KEPT = 5
+COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+@contextmanager
+def logged(file: Path, largest: int = LARGEST) -> Iterator[None]:
+    """What this process and those that it starts print goes to the file, and on to where it went before."""
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    writer = os.fork()
+    if writer == 0:
+        os.close(writing)
+        try:
+            _write(reading, file, largest)
+        finally:
+            os._exit(0)
+    os.close(reading)
+    before = {number: os.dup(number) for number in (1, 2)}
+    for number in before:
+        os.dup2(writing, number)
+    os.close(writing)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, saved in before.items():
+            os.dup2(saved, number)
+            os.close(saved)
+        os.waitpid(writer, 0)
+
+
+def _write(reading: int, file: Path, largest: int) -> None:
+    """Until all who could print have ended; a signal to the group does not end the log before them."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    logging.raiseExceptions = False  # a full disk ends no server
+    handler = RotatingFileHandler(file, maxBytes=largest, backupCount=KEPT, encoding="utf-8", delay=True)
+    form = logging.Formatter("%(asctime)s.%(msecs)03dZ  %(message)s", "%Y-%m-%dT%H:%M:%S")
+    form.converter = time.gmtime
+    handler.setFormatter(form)
+    coloured = os.isatty(1)
+    with os.fdopen(reading, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            plain = COLOUR.sub("", line.rstrip("\n"))
+            if plain.strip():
+                handler.emit(logging.makeLogRecord({"msg": plain}))
+            try:
+                os.write(1, (line if coloured else f"{plain}\n").encode())
+            except OSError:
+                coloured = False  # nobody looks any more

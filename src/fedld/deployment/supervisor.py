@@ -1,38 +1,147 @@
-"""Flower wants a new program for every message; here it starts quickly, and it is fedld and nothing else.
+"""A supervisor of Flower's daemon: starts tasks quickly, runs only fedld, and bounds the replies of sites.
 
-This process has everything imported. It forks once for Flower's daemon (SuperLink or SuperNode), asks the
-daemon through its Unix socket for tasks, and forks for every task. So a message costs milliseconds instead
-of an import of PyTorch, and a task's token is in no command line.
+Flower starts a new program for every message. This process has everything imported. It forks once for
+Flower's daemon (SuperLink or SuperNode), asks the daemon through its Unix socket for tasks, and forks for
+every task. So a message costs milliseconds instead of an import of PyTorch, and a task's token is in no
+command line. The fork loads the installed fedld, whatever app was sent: a server cannot bring its own code to
+a site, and an unknown caller cannot bring code to the server.
 
-The fork loads the installed fedld, whatever app was sent: a server cannot bring its own code to a site, nor a
-stranger to the server.
+A reply is a tree of small objects that Flower pulls and puts together. One object may be named many times: a
+few kilobytes on the wire can claim gigabytes of memory. `BoundedGrid` counts names and bytes before it
+unfolds a reply; an error in a site's reply, or while it is read, is that site's failure.
 """
 
 import ctypes
+import json
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from types import FrameType
+from typing import Any, cast
 
 import httpx
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.app import Message, Metadata
+from flwr.app.message import Array, make_message
+from flwr.common.constant import ErrorCode
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullAppMessagesRequest
+from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE
+from flwr.supercore.date import now
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_body,
+    get_object_head_values_from_object_content,
+    iterate_object_tree,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.superlink.grid import HttpGrid
 
-from fedld.deployment.grid import BoundedGrid
 from fedld.deployment.unix_socket import allow_socket_paths, connect
 from fedld.engine.backends.flower import internals
+from fedld.engine.backends.flower.internals import runtime_client, set_message_id
+from fedld.engine.backends.flower.sites import BadReply
 from fedld.engine.backends.processes import tune_process
 from fedld.errors import FedLDError
 from fedld.models import build
+
+OBJECTS = 10_000
+"""Objects of one reply: an array is one, and one for each piece of it."""
+
+Contents = dict[str, bytes]
+
+
+class BoundedGrid(HttpGrid):
+    """Flower's grid, whose replies have a largest size."""
+
+    def pull_within(self, message_ids: Iterable[str], largest: int) -> list[Message]:
+        """The replies that have come; one that is too large or broken comes as an error."""
+        answer = runtime_client(self).PullMessages(PullAppMessagesRequest(message_ids=message_ids))
+        pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
+        return [self._read(message, tree, largest) for message, tree in pairs]
+
+    def _read(self, message: Any, tree: ObjectTree, largest: int) -> Message:
+        name = message.metadata.message_id
+        try:
+            contents = self._pull(_names(tree), largest)
+            unfolded = unfolded_size(contents)
+            if unfolded > largest:
+                raise FedLDError(f"its reply has {unfolded} bytes, more than {largest}")
+            reply = cast(Message, inflate_object_from_contents(name, contents))
+            set_message_id(reply, name)
+            if reply.metadata.reply_to_message_id != message.metadata.reply_to_message_id:
+                raise FedLDError("its reply is to another message")
+            return reply
+        except Exception as error:
+            text = str(error) if isinstance(error, FedLDError) else f"its reply is malformed: {error!r}"
+            return self._failed(message.metadata.reply_to_message_id, text)
+        finally:
+            confirm = ConfirmMessageReceivedRequest(
+                node=self.node, run_id=self.run.run_id, message_object_id=name
+            )
+            runtime_client(self).ConfirmMessageReceived(confirm)
+
+    def _pull(self, names: list[str], largest: int) -> Contents:
+        pull, seen = self._puller(), 0
+
+        def bounded(name: str) -> bytes:
+            nonlocal seen
+            content: bytes = pull(name)
+            seen += len(content)
+            if seen > largest:
+                raise FedLDError(f"its reply has more than {largest} bytes")
+            return content
+
+        return pull_objects(names, pull_object_fn=bounded)
+
+    def _puller(self) -> Any:
+        return make_pull_object_fn_protobuf(runtime_client(self).PullObject, self.node, self.run.run_id)
+
+    def _failed(self, reply_to: str, text: str) -> Message:
+        here = self.node.node_id
+        metadata = Metadata(
+            run_id=self.run.run_id,
+            message_id="",
+            src_node_id=here,
+            dst_node_id=here,
+            message_type=SYSTEM_MESSAGE_TYPE,
+            group_id="",
+            ttl=0,
+            reply_to_message_id=reply_to,
+            created_at=now().timestamp(),
+        )
+        return make_message(metadata=metadata, error=BadReply(ErrorCode.MESSAGE_UNAVAILABLE, text))
+
+
+def _names(tree: ObjectTree) -> list[str]:
+    """The objects of a reply, each once."""
+    names: dict[str, None] = {}
+    for k, node in enumerate(iterate_object_tree(tree)):
+        if k == OBJECTS:
+            raise FedLDError(f"its reply has more than {OBJECTS} parts")
+        names[node.object_id] = None
+    return list(names)
+
+
+def unfolded_size(contents: Contents) -> int:
+    """Bytes of all arrays as they will lie in memory: a piece counts as often as it is named."""
+    total = sum(map(len, contents.values()))
+    for content in contents.values():
+        kind, pieces, _ = get_object_head_values_from_object_content(content)
+        if kind == Array.__qualname__:
+            facts = json.loads(get_object_body(content, Array))
+            total += sum(len(contents[pieces[int(k)]]) for k in facts["arraychunk_ids"])
+    return total
+
 
 PAUSE = 0.2
 """Seconds before the next question for work, where the daemon did not answer the last one."""
