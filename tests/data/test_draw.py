@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedld.data.draw import held_out
+from fedld.data.splits import held_out
 
 
 def draw(labels, fraction, seed, patients=None):

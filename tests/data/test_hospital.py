@@ -11,8 +11,7 @@ from PIL import Image
 from fedld.data import DataSpec, load
 from fedld.data.datasets import open_table
 from fedld.data.folder import name_patients
-from fedld.data.medical import read_dicom, read_nifti
-from fedld.data.pixels import read_image
+from fedld.data.pixels import read_dicom, read_image, read_nifti
 from fedld.errors import FedLDError
 
 RAMP = np.linspace(0, 4095, 100).astype(np.uint16).reshape(10, 10)

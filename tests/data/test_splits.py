@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fedld.config.experiment import make_experiment
 from fedld.config.resolve import make_data_spec
 from fedld.data import DataSpec, load
-from fedld.data.draw import stratified
+from fedld.data.splits import stratified
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from fedld.api import compare
 from fedld.cli import app
 from fedld.config.experiment import make_experiment
 from fedld.config.resolve import make_federation
-from fedld.data.pictures import read_pictures
+from fedld.data.prediction import read_pictures
 from fedld.engine.ensemble import load_predictor
 from fedld.engine.loop import run
 from fedld.engine.saved import load_model
@@ -114,7 +114,7 @@ def test_colours_and_sizes_are_brought_to_the_models(pictures, tmp_path):
 
 
 def test_many_pictures_are_read_some_at_a_time(pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedld.data.pictures.BATCH", 7)
+    monkeypatch.setattr("fedld.data.prediction.BATCH", 7)
     parts = list(read_pictures(pictures, (3, 8, 8)))
     assert [len(names) for names, _ in parts] == [len(images) for _, images in parts] == [7] * 5 + [5]
     file = tmp_path / "all.npz"

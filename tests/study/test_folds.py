@@ -13,7 +13,7 @@ from scipy import stats
 import fedld
 from fedld.analysis.statistics import mean_interval, paired_difference
 from fedld.data import DataSpec, Federation, load
-from fedld.data.folds import assign_folds
+from fedld.data.splits import assign_folds
 from fedld.errors import FedLDError
 from fedld.records.reader import read_one
 from fedld.study.compare import reopen, run_study

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import fedld
 from fedld.cli import app
 from fedld.data.sheet import make_features, read_columns
-from fedld.data.target_facts import target_facts
+from fedld.data.targets import target_facts
 from fedld.errors import FedLDError
 from fedld.study.card import make_card
 from fedld.tasks.regression import Regression

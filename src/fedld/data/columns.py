@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedld.data.rows import LEVEL, MARK
+from fedld.data.sheet import LEVEL, MARK
 from fedld.data.table import column_sums, statistics_of_sums
 from fedld.errors import FedLDError
 

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedld.data.client import Client, Positions, pack, unpack
-from fedld.data.draw import stratified
 from fedld.data.spec import DataSpec
+from fedld.data.splits import stratified
 from fedld.data.table import read_column, read_features
-from fedld.data.target_facts import target_facts
+from fedld.data.targets import target_facts
 from fedld.errors import FedLDError
 from fedld.seeds import numpy_generator
 
@@ -317,7 +317,7 @@ class Federation:
         Raises:
             FedLDError: no such fold, too few patients, or a client without training images.
         """
-        from fedld.data.folds import take_fold
+        from fedld.data.splits import take_fold
 
         if not (folds >= 2 and 1 <= fold <= folds):
             raise FedLDError(f"There is no fold {fold} of {folds}.")

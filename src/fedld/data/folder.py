@@ -1,8 +1,11 @@
-"""`folder:PATH`: people's own image files.
+"""`folder:PATH`: people's own image files, with classes or with masks.
 
 Class folders (PATH/CLASS/image), or site and class folders (PATH/SITE/CLASS/image); above either, two folders
 named train and test give the split. A file PATH/images.csv replaces all of that, for images in any folders.
 Any file that Pillow reads, DICOM files and NIfTI slices.
+
+For segmentation PATH/images and PATH/masks, or PATH/SITE/images and PATH/SITE/masks. A mask has the name of
+its picture without the ending, and the picture's size.
 """
 
 import json
@@ -14,16 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
-from fedld.data.decode import Listed, decode, stamps
-from fedld.data.listing import NAME, ImageList, read_list
-from fedld.data.medical import is_medical
-from fedld.data.pixels import Progress
+from fedld.data.masks import WHITE, Masks, fit_mask, mask_targets, to_masks
+from fedld.data.pixels import Listed, Progress, decode, describe_trouble, is_medical, stamps
+from fedld.data.sheet import IMAGES_CSV, ImageList, read_list
 from fedld.data.spec import DataSpec
 from fedld.data.table import Table, Text, cached, fingerprint, write_table
 from fedld.errors import FedLDError
-from fedld.paths import user_path
+from fedld.paths import require_regular, user_path
 
 SIZE = 96
 SECONDS = 20
@@ -41,8 +43,6 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
     """List the images, decode them once."""
     path = user_path(spec.dataset.removeprefix("folder:")).resolve()
     if spec.task == "segmentation":
-        from fedld.data.mask_folder import open_masked
-
         return open_masked(path, spec, root, progress)
     found, notes = _list(path, spec)
     size = spec.image_size or SIZE
@@ -70,7 +70,7 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
 
 def _list(path: Path, spec: DataSpec) -> tuple[ImageList, tuple[str, ...]]:
     """Find the images and what is said of them: by images.csv where there is one, else by the folders."""
-    if not (path / NAME).is_file():
+    if not (path / IMAGES_CSV).is_file():
         rows, notes = list_images(path)
         files = np.array([file.relative_to(path).as_posix() for *_, file in rows])
         split, site, kind = (np.array(column) for column in list(zip(*rows, strict=True))[:3])
@@ -81,7 +81,9 @@ def _list(path: Path, spec: DataSpec) -> tuple[ImageList, tuple[str, ...]]:
     listed = read_list(path)
     if spec.patient is not None:
         if "patient" in listed.columns:
-            raise FedLDError(f"{path / NAME} has a column 'patient': leave the pattern '{spec.patient}' out.")
+            raise FedLDError(
+                f"{path / IMAGES_CSV} has a column 'patient': leave the pattern '{spec.patient}' out."
+            )
         patients = name_patients([item.file for item in listed.items], spec.patient)
         listed = listed._replace(columns=listed.columns | patients)
     return listed, tuple(_unlisted(path, set(listed.files.tolist())))
@@ -96,7 +98,7 @@ def _unlisted(path: Path, listed: set[str]) -> Iterator[str]:
         if file.relative_to(path).as_posix() not in listed and is_image(file)
     ]
     if others:
-        yield f"{len(others)} images are not in {NAME} and are not read, the first is {others[0]}"
+        yield f"{len(others)} images are not in {IMAGES_CSV} and are not read, the first is {others[0]}"
 
 
 def name_patients(files: list[Path], pattern: str | None) -> dict[str, Text]:
@@ -196,3 +198,108 @@ def _entries(path: Path) -> list[Path]:
         return sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     except OSError as error:
         raise FedLDError(f"The folder {path} cannot be read: {error.strerror}.") from None
+
+
+MaskedRow = tuple[str, str, Path, Path]  # split, site, picture, mask
+
+
+def open_masked(path: Path, spec: DataSpec, root: Path, progress: Progress | None) -> Table:
+    """List pictures and masks, decode them once."""
+    rows = list_masked(path)
+    size = spec.image_size or SIZE
+    pictures = [Listed(picture) for *_, picture, _ in rows]
+    patients = name_patients([item.file for item in pictures], spec.patient)
+
+    def build(folder: Path) -> None:
+        masks = _whites_as_ones([_read_mask(picture, mask, size) for *_, picture, mask in rows])
+        for (*_, file), mask in zip(rows, masks, strict=True):
+            to_masks(mask[None], (1, size, size), str(file))
+        done = decode(folder, pictures, size, skip_bad=spec.skip_bad, bits=spec.bits, progress=progress)
+        made = mask_targets(np.stack(masks).astype(np.uint8), None, str(path))
+        split, site = (np.array(column) for column in list(zip(*rows, strict=True))[:2])
+        files = np.array([item.file.relative_to(path).as_posix() for item in pictures])
+        columns = {"group": made.groups.astype(np.str_), "file": files} | patients
+        sites = set(site) - {""}
+        write_table(
+            folder,
+            done.images,
+            made.values,
+            made.outputs,
+            split=np.where(done.good, split, ""),
+            columns=columns | ({"site": site} if sites else {}),
+            partition="site" if len(sites) > 1 else "dirichlet",
+            skipped=done.skipped,
+            task=spec.task,
+            groups=made.names,
+        )
+
+    files = [*pictures, *(Listed(mask) for *_, mask in rows)]
+    key = fingerprint("folder of masks", size, spec.skip_bad, spec.bits, spec.patient, stamps(files))
+    return cached(root, "folder", key, build)
+
+
+def list_masked(path: Path) -> list[MaskedRow]:
+    """Give all pictures below a folder with their masks, sorted.
+
+    Raises:
+        FedLDError: there is no such folder or no picture in it, or a picture has no mask.
+    """
+    if not path.is_dir():
+        raise FedLDError(f"There is no folder {path}.")
+    splits = [("draw", path)]
+    if {folder.name for folder in folders_in(path)} == {"train", "test"}:
+        splits = [(folder.name, folder) for folder in folders_in(path)]
+    rows: list[MaskedRow] = []
+    for split, below in splits:
+        rows += _pairs(split, "", below)
+        for folder in folders_in(below):
+            rows += _pairs(split, folder.name, folder)
+    if not rows:
+        raise FedLDError(
+            f"{path} holds no pictures in images/ with masks/, or in SITE/images with SITE/masks."
+        )
+    return rows
+
+
+def _pairs(split: str, site: str, folder: Path) -> list[MaskedRow]:
+    """Pictures and masks of one folder; none where it has not both."""
+    if not (folder / "images").is_dir() or not (folder / "masks").is_dir():
+        return []
+    masks = {file.stem: file for file in images_in(folder / "masks")}
+    rows = []
+    for picture in images_in(folder / "images"):
+        if picture.stem not in masks:
+            raise FedLDError(f"{picture} has no mask of its name in {folder / 'masks'}.")
+        rows.append((split, site, picture, masks[picture.stem]))
+    return rows
+
+
+def _read_mask(picture: Path, file: Path, size: int) -> Masks:
+    """One mask, scaled and cropped as its picture is."""
+    try:
+        require_regular(file)
+        with Image.open(file) as mask:
+            if mask.mode not in ("1", "L", "P", "I", "I;16"):
+                raise FedLDError("a mask is one channel of class numbers")
+            if not is_medical(picture.name) and (wanted := _size(picture)) not in (None, mask.size):
+                raise FedLDError(f"it has {mask.size} pixels, and its picture {wanted}")
+            values = np.asarray(mask).astype(np.int32) * (WHITE if mask.mode == "1" else 1)
+    except Exception as error:  # decoders raise whatever they like on damaged bytes
+        raise FedLDError(describe_trouble(Listed(file), error)) from None
+    return fit_mask(Image.fromarray(values.clip(0, 2**31 - 1)), size)
+
+
+def _size(picture: Path) -> tuple[int, int] | None:
+    """Width and height of a picture; None where Pillow cannot tell."""
+    try:
+        with Image.open(picture) as image:
+            return ImageOps.exif_transpose(image).size
+    except Exception:  # damaged pictures are told of by whoever decodes them
+        return None
+
+
+def _whites_as_ones(masks: list[Masks]) -> list[Masks]:
+    """Masks of 0 and 255 alone, as pictures have them, become 0 and 1: all of them or none."""
+    if all(set(np.unique(mask)) <= {0, WHITE} for mask in masks):
+        return [(mask == WHITE).astype(np.uint8) for mask in masks]
+    return masks

@@ -3,20 +3,26 @@
 Numbers are features as they are, texts become one column per category. A column with missing cells gets a
 second one that says where they are; the cells themselves become the mean of all clients' training rows, which
 also standardises the features. Nothing of a file is executed.
+
+`images.csv` beside images: a row for every image with its path, label, site, patient and split.
+
+Only `path` and `label` are needed. Every further column of text can name clients, as in an npz file. Paths
+are below the folder of the file: a list reads no other files of the machine.
 """
 
 import csv
 import math
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedld.data.pixels import Progress
+from fedld.data.npz import MOST_CLASSES
+from fedld.data.pixels import Listed, Progress
 from fedld.data.spec import DataSpec
-from fedld.data.table import Table, cached, file_sha256, fingerprint, write_table
+from fedld.data.table import Table, Text, cached, file_sha256, fingerprint, write_table
 from fedld.data.targets import make_targets
 from fedld.errors import FedLDError, nearest
 from fedld.paths import cache_root, user_path
@@ -25,6 +31,10 @@ CATEGORIES = 50
 """Most different texts of a column that is used as a category."""
 LARGEST = 1 << 30  # bytes
 MISSING = ("", "na", "nan", "null", "none", "?")
+MARK = " missing"
+"""End of the name of a feature that marks missing cells."""
+LEVEL = " = "
+"""Between column and category in the name of a feature."""
 Columns = dict[str, list[str]]
 
 
@@ -258,3 +268,78 @@ def _split(cells: list[str], name: str, file: Path) -> NDArray[np.str_]:
                 f"{file}, line {row + 2}: '{name}' is 'train', 'test' or empty, not '{cell[:40]}'"
             )
     return np.array(cells)
+
+
+IMAGES_CSV = "images.csv"
+SPLITS = ("train", "test", "")
+
+
+class ImageList(NamedTuple):
+    """Images in order, each with its class, its split and what further columns say of it."""
+
+    items: list[Listed]
+    files: Text
+    labels: Text
+    split: Text
+    columns: dict[str, Text]
+    classes: tuple[str, ...]
+
+
+def read_list(folder: Path) -> ImageList:
+    """Read the `images.csv` of a folder.
+
+    Args:
+        folder: holds images.csv and, below it, the images.
+
+    Returns:
+        The images in the order of the rows. Whether a file is there and can be read shows when it is decoded.
+
+    Raises:
+        FedLDError: no such table, or a row of it cannot be used; it is named by file and line.
+    """
+    file = folder / IMAGES_CSV
+    if file.stat().st_size > LARGEST:
+        raise FedLDError(f"{file} has more than {LARGEST >> 20} MB.")
+    columns = read_columns(file)
+    for name in ("path", "label"):
+        if name not in columns:
+            raise FedLDError(f"{file} has no column '{name}': {nearest(name, list(columns))}")
+    paths, labels = columns.pop("path"), columns.pop("label")
+    split = columns.pop("split", ["draw"] * len(paths))
+    for trouble in _troubles(paths, labels, split, columns):
+        raise FedLDError(f"{file}, {trouble}")
+    classes = sort_levels(labels)
+    if len(classes) > MOST_CLASSES:
+        raise FedLDError(f"{file} has {len(classes)} different labels; {MOST_CLASSES} are the most.")
+    columns.pop("file", None)  # the path is what a record calls the file
+    return ImageList(
+        [Listed(folder / path, f"{IMAGES_CSV} line {line}") for line, path in enumerate(paths, start=2)],
+        np.array([PurePosixPath(path).as_posix() for path in paths]),
+        np.array(labels),
+        np.array(split),
+        {name: np.array(cells) for name, cells in columns.items()},
+        classes,
+    )
+
+
+def _troubles(
+    paths: Sequence[str], labels: Sequence[str], split: Sequence[str], columns: Columns
+) -> Iterator[str]:
+    """Yield what is wrong, row by row, and where."""
+    sites = columns.get("site")
+    drawn = set(split) == {"draw"}
+    first: dict[str, int] = {}
+    for row, path in enumerate(paths):
+        line, plain = row + 2, PurePosixPath(path)
+        if not path or "\0" in path:
+            yield f"line {line}: the path is empty"
+        if plain.is_absolute() or ".." in plain.parts or Path(path).is_absolute():
+            yield (f"line {line}: '{path[:80]}' is not below the folder of {IMAGES_CSV}: paths are relative")
+        if (before := first.setdefault(plain.as_posix(), line)) != line:
+            yield f"line {line}: '{path[:80]}' is listed before, in line {before}"
+        if not labels[row]:
+            yield f"line {line}: the label of '{path[:80]}' is empty"
+        if not drawn and split[row] not in SPLITS:
+            yield f"line {line}: the split is 'train', 'test' or empty (left out), not '{split[row][:40]}'"
+        if sites and not sites[row] and split[row] in ("train", "draw"):
+            yield f"line {line}: the site of '{path[:80]}' is empty"

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedld.data.decode import Listed, decode, stamps
-from fedld.data.pixels import Progress
+from fedld.data.pixels import Listed, Progress, decode, stamps
 from fedld.data.spec import DataSpec
 from fedld.data.table import Table, Text, cached, file_sha256, fingerprint, write_table
 from fedld.errors import FedLDError

@@ -1,6 +1,7 @@
 """Flower's daemons: a SuperLink with one port for the sites, and a SuperNode without a port.
 
-Control and runtime are Unix sockets."""
+Control and runtime are Unix sockets.
+"""
 
 import asyncio
 import signal

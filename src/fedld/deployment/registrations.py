@@ -7,7 +7,8 @@ database loses no registration, and a site that is removed is refused at once.
     alpha = "ecdsa-sha2-nistp384 AAAA..."
 
 Flower serves tasks, administration and sites on one port. Only the sites' calls, signed by registered keys,
-are let through; other calls are refused before their body is read."""
+are let through; other calls are refused before their body is read.
+"""
 
 import binascii
 import fcntl

@@ -5,7 +5,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedld.data.draw import Mask, Positions, held_out
+from fedld.data.client import Positions
+from fedld.data.splits import Mask, held_out
 from fedld.engine.jobs import Setup
 from fedld.seeds import numpy_generator
 

@@ -10,9 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedld.data.mask_files import mask_name, mask_png, new_mask_folder
-from fedld.data.pictures import read_pictures
-from fedld.data.rows import read_rows
+from fedld.data.masks import mask_name, mask_png, new_mask_folder
+from fedld.data.prediction import read_pictures, read_rows
 from fedld.engine.saved import Facts, SavedModel, load_model
 from fedld.errors import FedLDError, nearest
 from fedld.records.reader import Run, by_label, read_one

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedld.aggregation import Vote
 from fedld.aggregation.measured import LARGEST_LOSS
 from fedld.analysis.sites import CaseResult, SiteResult, case_result, site_result
-from fedld.data.draw import Positions
+from fedld.data.client import Positions
 from fedld.engine.device import find_device
 from fedld.engine.draws import Draws
 from fedld.engine.jobs import (

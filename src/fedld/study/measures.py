@@ -1,5 +1,6 @@
 """What methods are compared by: the measures of a run's global model, and the rounds, traffic and time that
-reaching a target accuracy takes."""
+reaching a target accuracy takes.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

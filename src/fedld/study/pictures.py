@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fedld.data import Federation
 from fedld.data.table import Table as Images
-from fedld.data.target_facts import target_facts
+from fedld.data.targets import target_facts
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

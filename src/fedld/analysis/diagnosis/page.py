@@ -9,7 +9,7 @@ from fedld.analysis.diagnosis.evidence import Evidence, Finding
 from fedld.analysis.diagnosis.gather import diagnose_all, evidence_of
 from fedld.analysis.heterogeneity import image_features
 from fedld.data import Federation
-from fedld.data.target_facts import target_facts
+from fedld.data.targets import target_facts
 from fedld.errors import FedLDError
 from fedld.records.reader import read_one, read_run
 from fedld.records.table import no_html

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedld.analysis.intervals import Estimate
 from fedld.analysis.sites import CaseResult
-from fedld.data.archive import Header, read_arrays
+from fedld.data.npz import Header, read_arrays
 from fedld.errors import FedLDError
 from fedld.records.reader import Run, by_label, clean, longest_run
 from fedld.records.schema import CASES

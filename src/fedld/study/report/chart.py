@@ -1,7 +1,8 @@
 """A chart: a drawing, its data and a sentence about it, and how drawings look.
 
 Figures are drawn once, in light colours. Inside a page every colour becomes a CSS variable, so the same
-drawing is right in both modes; written to a file it keeps its light colours."""
+drawing is right in both modes; written to a file it keeps its light colours.
+"""
 
 import io
 import re

@@ -1,6 +1,7 @@
 """Charts of update conflict: principal spectrum, measured steps, and client x client matrices.
 
-A page holds every matrix as half-precision numbers in base64; long runs are thinned to fit the budget."""
+A page holds every matrix as half-precision numbers in base64; long runs are thinned to fit the budget.
+"""
 
 import base64
 from collections.abc import Mapping, Sequence

@@ -18,7 +18,7 @@ from fedld.aggregation import Vote
 from fedld.aggregation.measured import LARGEST_LOSS
 from fedld.analysis.intervals import Estimate
 from fedld.analysis.sites import SiteResult
-from fedld.data.draw import Positions
+from fedld.data.client import Positions
 from fedld.engine.backends.flower.limits import Limits
 from fedld.engine.draws import Draws
 from fedld.engine.jobs import PrepareJob, Setup, SharedMemory, SiteTest, SiteTestJob, TrainJob
