@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedld.errors import FedLDError, unknown_name
 from fedld.paths import user_path
-from fedld.records.flat import flat_client, flat_round, flat_summary, flatten, gram_clients
 from fedld.records.reader import Run, read
+from fedld.records.tables import flat_client, flat_round, flat_summary, flatten, gram_clients
 
 if TYPE_CHECKING:
     import polars as pl

@@ -22,9 +22,9 @@ from fedld.engine.network import loaded, normalised
 from fedld.errors import FedLDError
 from fedld.frames import data_frame
 from fedld.models.files import read_model
-from fedld.records.flat import flat_client, flat_round, flat_summary, headline
 from fedld.records.reader import Run, read_run
 from fedld.records.schema import ClientLine, RoundLine, Summary
+from fedld.records.tables import flat_client, flat_round, flat_summary, headline
 from fedld.study.comparison import Comparison, Standing
 from fedld.study.report import write_report
 

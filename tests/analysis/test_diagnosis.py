@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fedld.aggregation import aggregate
-from fedld.analysis.diagnosis.checks import CHECKS, diagnose
 from fedld.analysis.diagnosis.evidence import THRESHOLDS, Evidence
-from fedld.analysis.participation import Participation
+from fedld.analysis.diagnosis.gather import CHECKS, diagnose
+from fedld.analysis.sites import Participation
 
 ROOT = Path(__file__).parents[2]
 SITES = [f"site{i}" for i in range(6)]

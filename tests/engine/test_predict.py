@@ -25,7 +25,7 @@ from fedld.engine.ensemble import load_predictor
 from fedld.engine.loop import run
 from fedld.engine.saved import load_model
 from fedld.errors import FedLDError
-from fedld.records.table import read_predictions
+from fedld.records.tables import read_predictions
 from fedld.results import Result
 
 TINY = {"rounds": 1, "model": "cnn", "workers": 0, "batch_size": 8, "image_size": 8, "min_size": 2}

@@ -15,7 +15,7 @@ from fedld.errors import FedLDError, Interrupted
 from fedld.models.files import read_model
 from fedld.records.reader import read_run
 from fedld.records.schema import ROUNDS
-from fedld.records.table import read_predictions
+from fedld.records.tables import read_predictions
 from fedld.records.writer import read_lines
 from fedld.study.card import make_card
 from fedld.study.report.tables import sites_table

@@ -15,7 +15,7 @@ from fedld.engine import worker
 from fedld.engine.backends.flower.disclosure import SiteDraws
 from fedld.engine.backends.flower.limits import Limits
 from fedld.engine.loop import quiet, run
-from fedld.records.checksummed import read_checksummed
+from fedld.records.writer import read_checksummed
 
 METHODS = {
     "fedavg": {"decompose": 1},

@@ -41,11 +41,10 @@ from fedld.engine.saved import load_model
 from fedld.errors import FedLDError
 from fedld.methods import METHODS
 from fedld.models import build
-from fedld.records.checksummed import read_checksummed
 from fedld.records.ledger import Ledger
 from fedld.records.schema import CLIENTS, CROSS_LOSS, ROUNDS
-from fedld.records.table import read_predictions
-from fedld.records.writer import read_lines
+from fedld.records.tables import read_predictions
+from fedld.records.writer import read_checksummed, read_lines
 from fedld.study.card import make_card
 
 SITES = ("alpha", "beta", "gamma")

@@ -12,7 +12,7 @@ from fedld.cli import app
 from fedld.config.experiment import make_experiment
 from fedld.engine.loop import run
 from fedld.errors import FedLDError
-from fedld.records.table import read_predictions
+from fedld.records.tables import read_predictions
 from fedld.study.card import make_card
 from fedld.tasks.scores import auroc
 

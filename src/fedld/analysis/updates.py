@@ -14,8 +14,8 @@ from fedld.aggregation.report import Report, alignment, average_report, axes_rep
 from fedld.aggregation.rule import spectrum
 from fedld.aggregation.screen import outliers
 from fedld.errors import FedLDError
-from fedld.records.flat import gram_clients
 from fedld.records.schema import ConflictLine, TrialRecord
+from fedld.records.tables import gram_clients
 
 Floats = NDArray[np.float64]
 MOST = 200  # clients whose pairs are compared over rounds

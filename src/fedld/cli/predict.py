@@ -19,7 +19,7 @@ def predict(
     """Give probabilities, values, risks or masks for every picture or row of a table: CSV and PNG files."""
     from fedld.engine.ensemble import load_predictor
     from fedld.engine.ensemble import predict as predict_samples
-    from fedld.records.table import columns_table
+    from fedld.records.tables import columns_table
     from fedld.records.writer import write_atomically
 
     predictor = load_predictor(model, method)

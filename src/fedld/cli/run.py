@@ -121,7 +121,7 @@ def _submit(
 
 
 def _print(summary: Summary, path: Path) -> None:
-    from fedld.records.flat import headline
+    from fedld.records.tables import headline
 
     typer.echo(
         f"{summary['method']} on {summary['dataset']}, seed {summary['seed']}: "

@@ -120,7 +120,7 @@ def start_site(
     from fedld.engine.backends.flower.limits import Limits
 
     if weights is not None:
-        from fedld.models.weights import read_weights
+        from fedld.models.files import read_weights
 
         read_weights(weights)
     limits = Limits(

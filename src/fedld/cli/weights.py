@@ -27,7 +27,7 @@ def weights(
 
 
 def _list(json: bool) -> None:
-    from fedld.models.weights import KNOWN
+    from fedld.models.files import KNOWN
 
     if json:
         typer.echo(dump(KNOWN))
@@ -42,7 +42,7 @@ def check_file(file: Path, model: str | None = None) -> dict[str, Any]:
     """The network that a file fits, and what of it loads."""
     from fedld.models import NAMES
     from fedld.models.build import outline
-    from fedld.models.weights import match_weights, read_weights
+    from fedld.models.files import match_weights, read_weights
 
     state = read_weights(file)
     names = [model] if model else list(NAMES)

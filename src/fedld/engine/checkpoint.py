@@ -12,9 +12,8 @@ from safetensors.torch import load, save
 
 from fedld.layout import Tree
 from fedld.methods import Server
-from fedld.records.checksummed import read_checksummed, write_checksummed
 from fedld.records.schema import CrossMatrix, RoundLine
-from fedld.records.writer import Extent, dump, write_atomically
+from fedld.records.writer import Extent, dump, read_checksummed, write_atomically, write_checksummed
 
 KEPT = 2
 """Checkpoints of a run that is under way: the newest may be of a model without a finite loss."""

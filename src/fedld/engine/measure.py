@@ -30,7 +30,7 @@ from fedld.engine.jobs import (
     TrainJob,
 )
 from fedld.records.schema import CrossLine, CrossMatrix, Evaluation, Predictions, Terms
-from fedld.records.table import columns_table
+from fedld.records.tables import columns_table
 from fedld.tasks import Tally
 from fedld.tasks.base import defined, worst_client
 from fedld.tasks.measure import Scores, known

@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 
 from fedld.errors import FedLDError
 from fedld.layout import Tree
-from fedld.records.checksummed import read_checksummed, write_checksummed
+from fedld.records.writer import read_checksummed, write_checksummed
 
 
 class StateStore:

@@ -3,9 +3,9 @@
 from fedld.models.base import Model, Norm, as_model, batchnorm_names, head_names
 from fedld.models.build import NAMES, build, hidden_units
 from fedld.models.cut import Trunk, cut
+from fedld.models.files import LoadReport, load_weights
+from fedld.models.networks import PlainCNN
 from fedld.models.own import MODELS, own_network
-from fedld.models.plain import PlainCNN
-from fedld.models.weights import LoadReport, load_weights
 
 __all__ = [
     "MODELS",

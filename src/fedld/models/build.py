@@ -10,10 +10,16 @@ from torch import Tensor, nn
 
 from fedld.errors import FedLDError, unknown_name
 from fedld.models.base import Block, Model, Norm, head_layers, norm_layer
-from fedld.models.efficientnet import EfficientNetLite0
-from fedld.models.mobilenet import MobileNetV2
-from fedld.models.plain import CNN, VGG9, PlainCNN
-from fedld.models.resnet import BasicBlock, Bottleneck, ResNet
+from fedld.models.networks import (
+    CNN,
+    VGG9,
+    BasicBlock,
+    Bottleneck,
+    EfficientNetLite0,
+    MobileNetV2,
+    PlainCNN,
+    ResNet,
+)
 from fedld.seeds import torch_generator
 
 Module = TypeVar("Module", bound=nn.Module)

@@ -205,3 +205,16 @@ class RunDirectory:
         for file in self._open.values():
             file.close()
         self._lock.close()
+
+
+def write_checksummed(path: Path, content: bytes) -> None:
+    """Write a checksum and the content: to a file beside it, synced, then renamed."""
+    write_atomically(path, sha256(content).hexdigest().encode() + b"\n" + content)
+
+
+def read_checksummed(path: Path) -> bytes:
+    """Read the content; ValueError if it does not match its checksum."""
+    digest, _, content = path.read_bytes().partition(b"\n")
+    if sha256(content).hexdigest().encode() != digest:
+        raise ValueError("wrong checksum")
+    return content

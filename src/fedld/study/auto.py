@@ -26,7 +26,7 @@ from fedld.errors import FedLDError
 from fedld.paths import make_folder
 from fedld.records.reader import read_run
 from fedld.records.schema import FORMAT, Event
-from fedld.records.table import no_html
+from fedld.records.tables import no_html
 from fedld.records.writer import write_atomically
 from fedld.study import formats
 from fedld.study.grid import Cell, run_cell, run_grid

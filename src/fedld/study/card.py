@@ -15,7 +15,7 @@ from fedld.errors import FedLDError
 from fedld.models.files import ModelFile, read_model
 from fedld.records.reader import Run, clean, read_object, read_one, read_run
 from fedld.records.schema import Summary, Which
-from fedld.records.table import read_predictions
+from fedld.records.tables import read_predictions
 from fedld.records.writer import dump, write_atomically
 from fedld.study.comparison import Comparison, compare_runs
 from fedld.study.formats import markdown, without_html

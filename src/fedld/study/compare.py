@@ -21,7 +21,7 @@ from fedld.methods import METHODS
 from fedld.paths import make_folder
 from fedld.records.reader import check_format, read_object, read_run
 from fedld.records.schema import FORMAT, REFUSED, Event, StudyEntry, StudyIndex
-from fedld.records.table import no_html
+from fedld.records.tables import no_html
 from fedld.records.writer import dump, write_atomically
 from fedld.registry import options_of
 from fedld.study.cluster import Cluster, end_session

@@ -14,7 +14,7 @@ from fedld.analysis.statistics import PairedDifference, holm, mean_interval, pai
 from fedld.methods import METHODS
 from fedld.records.reader import Evaluated, Run, by_label
 from fedld.records.schema import FORMAT
-from fedld.records.table import no_html
+from fedld.records.tables import no_html
 from fedld.study import formats
 from fedld.study.measures import (
     DEFAULT_TARGET,

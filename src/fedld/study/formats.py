@@ -5,7 +5,7 @@ import io
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-from fedld.records.table import guarded, no_html
+from fedld.records.tables import guarded, no_html
 
 Rows = Sequence[Sequence[str]]
 

@@ -9,7 +9,7 @@ from fedld.analysis.intervals import Estimate
 from fedld.analysis.sites import CaseResult, SiteResult, site_result
 from fedld.errors import FedLDError, unknown_name
 from fedld.records.schema import Summary, Which
-from fedld.records.table import PredictionTable
+from fedld.records.tables import PredictionTable
 
 APART = 0.1
 """AUROC over all sites minus the best inside a site, from which the model may be telling sites apart."""

@@ -13,9 +13,9 @@ from fedld.config.experiment import Experiment
 from fedld.engine.callbacks import Callback
 from fedld.errors import FedLDError
 from fedld.paths import user_path
-from fedld.records.flat import flat_round, flatten
 from fedld.records.reader import Run, read
 from fedld.records.schema import ROUNDS, RoundLine, Summary
+from fedld.records.tables import flat_round, flatten
 from fedld.records.writer import each_line
 from fedld.registry import Registry, require_callable
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedld.analysis.diagnosis.evidence import listing
-from fedld.analysis.participation import Participation
+from fedld.analysis.sites import Participation
 from fedld.methods import METHODS
 from fedld.records.reader import by_label, clean
 from fedld.registry import options_of

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedld.analysis.diagnosis.evidence import Evidence, Finding, limit, listing, skewed, warning
 from fedld.analysis.heterogeneity import feature_distances, feature_shift
-from fedld.analysis.participation import Participation
+from fedld.analysis.sites import Participation
 from fedld.records.schema import OutlierRecord
 from fedld.tasks.measure import known
 

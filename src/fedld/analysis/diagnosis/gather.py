@@ -1,12 +1,13 @@
-"""Gather the evidence of runs, and merge what several seeds say."""
+"""All checks in order, the evidence of runs for them, and the merged findings of several seeds."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from fedld.analysis.diagnosis.checks import diagnose
+from fedld.analysis.diagnosis import data_checks as data
+from fedld.analysis.diagnosis import training_checks as training
 from fedld.analysis.diagnosis.evidence import Evidence, Finding
 from fedld.analysis.diagnosis.training_checks import ADVICE
 from fedld.config.experiment import make_experiment
@@ -167,3 +168,42 @@ def _merged(same: Sequence[tuple[str, Finding]], seeds: Mapping[str, int]) -> St
             f" (So worded in {alike} of {len(findings)} runs; the others name other clients or causes.)"
         )
     return StudyFinding(finding=replace(first, sentence=sentence), holds=holds, methods=len(seeds))
+
+
+CHECKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
+    data.targets,
+    data.label_skew,
+    data.single_class,
+    data.size_imbalance,
+    data.features,
+    data.absent,
+    training.not_measured,
+    training.diverged,
+    data.nothing_learned,
+    data.never_predicted,
+    data.outliers,
+    training.hidden,
+    training.opposed_groups,
+    training.conflict,
+    training.step,
+    training.measured_steps,
+    training.silent_voters,
+    training.stability,
+    data.overruled,
+    training.batchnorm,
+    training.costs,
+    training.clients,
+    training.dominant_term,
+)
+
+
+def diagnose(evidence: Evidence) -> list[Finding]:
+    """All findings, warnings first.
+
+    >>> [finding.check for finding in diagnose(Evidence(label_counts=[[90, 0], [0, 90]]))]
+    ['label_skew', 'single_class']
+    >>> diagnose(Evidence(label_counts=[[45, 45], [46, 44]]))
+    []
+    """
+    findings = [finding for check in CHECKS for finding in check(evidence)]
+    return sorted(findings, key=lambda finding: finding.level != "warning")

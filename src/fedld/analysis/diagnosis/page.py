@@ -4,15 +4,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedld.analysis.diagnosis.checks import diagnose
 from fedld.analysis.diagnosis.evidence import Evidence, Finding
-from fedld.analysis.diagnosis.gather import diagnose_all, evidence_of
+from fedld.analysis.diagnosis.gather import diagnose, diagnose_all, evidence_of
 from fedld.analysis.heterogeneity import image_features
 from fedld.data import Federation
 from fedld.data.targets import target_facts
 from fedld.errors import FedLDError
 from fedld.records.reader import read_one, read_run
-from fedld.records.table import no_html
+from fedld.records.tables import no_html
 from fedld.records.writer import dump, write_atomically
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from fedld.analysis.decomposition import Decomposition
 from fedld.analysis.diagnosis.evidence import Evidence, Finding, limit, listing, warning
 from fedld.analysis.updates import UpdateMeasures, chosen_step, gram_report, split, update_measures
-from fedld.records.flat import gram_clients
 from fedld.records.schema import ConflictLine
+from fedld.records.tables import gram_clients
 
 ADVICE = {
     "local": "More local epochs, a larger learning rate or a larger model fit more of it.",

@@ -22,7 +22,7 @@ from fedld.config.experiment import make_experiment
 from fedld.config.resolve import make_measures
 from fedld.errors import FedLDError
 from fedld.records.schema import ROUNDS, Event
-from fedld.records.table import no_html
+from fedld.records.tables import no_html
 from fedld.records.writer import read_lines, write_atomically
 from fedld.study.compare import StudyPlan, open_study, short_name
 from fedld.study.grid import Cell, run_grid

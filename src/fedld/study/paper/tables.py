@@ -19,7 +19,7 @@ from fedld.errors import FedLDError, unknown_name
 from fedld.methods import METHODS
 from fedld.records.reader import Run
 from fedld.records.schema import Event
-from fedld.records.table import no_html
+from fedld.records.tables import no_html
 from fedld.records.writer import write_atomically
 from fedld.study.compare import (
     StudyPlan,

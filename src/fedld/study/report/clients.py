@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fedld.analysis.participation import Participation
+from fedld.analysis.sites import Participation
 from fedld.records.reader import Run, by_label, clean, longest_run, read_object
 from fedld.study.measures import client_scores, measures_of, training_scores
 from fedld.study.report.chart import (

@@ -6,9 +6,9 @@ from statistics import fmean
 
 import numpy as np
 
-from fedld.records.flat import flatten
 from fedld.records.reader import Run, by_label, clean, longest_run
 from fedld.records.schema import RoundColumn
+from fedld.records.tables import flatten
 from fedld.study.comparison import Comparison, Standing
 from fedld.study.formats import spread
 from fedld.study.report.chart import Look
