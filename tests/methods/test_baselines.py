@@ -31,16 +31,14 @@ from fedld.local.objectives import (
     correlation,
 )
 from fedld.methods import METHODS
+from fedld.methods.averaging import FedExP, GeneralisationAdjustment
 from fedld.methods.base import shares
 from fedld.methods.ccvr import merged, virtual
-from fedld.methods.fedacg import FedACG
 from fedld.methods.feddyn import FedDyn
-from fedld.methods.fedexp import FedExP
-from fedld.methods.fedga import GeneralisationAdjustment
-from fedld.methods.fedrod import FedRoD
-from fedld.methods.fedsam import FedSAM
-from fedld.methods.fedspeed import FedSpeed
-from fedld.methods.moon import Moon
+from fedld.methods.momentum import FedACG
+from fedld.methods.personal import FedRoD
+from fedld.methods.representation import Moon
+from fedld.methods.sharpness import FedSAM, FedSpeed
 from fedld.models import build
 from fedld.records.schema import CROSS_LOSS, ROUNDS
 from fedld.records.writer import read_lines

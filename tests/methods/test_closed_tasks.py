@@ -7,8 +7,7 @@ from torch import nn
 
 from fedld.errors import FedLDError
 from fedld.local.base import TaskObjective
-from fedld.methods.cox import CoxNewton, cox_derivatives
-from fedld.methods.newton import Newton
+from fedld.methods.newton import CoxNewton, Newton, cox_derivatives
 from fedld.methods.ridge import Ridge
 from fedld.models.base import Block, Model
 from fedld.tasks.multilabel import Multilabel

@@ -19,9 +19,9 @@ from fedld.errors import FedLDError
 from fedld.local import Training
 from fedld.methods import METHODS
 from fedld.methods.base import shares
-from fedld.methods.fedcm import FedCM
 from fedld.methods.fedlin import FedLin
 from fedld.methods.fedprox import FedProx
+from fedld.methods.momentum import FedCM
 from fedld.methods.scaffold import Scaffold
 
 SIZES = (90, 10, 10)

@@ -9,7 +9,7 @@ from fedld.layout import FlatModel, Layout
 from fedld.local import Context
 from fedld.methods import METHODS
 from fedld.methods.fediir import FedIIR
-from fedld.methods.fedsr import FedSR, divergence
+from fedld.methods.representation import FedSR, divergence
 from fedld.models import Model, build
 
 

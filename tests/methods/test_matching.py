@@ -6,10 +6,7 @@ from fedld.errors import FedLDError
 from fedld.layout import Layout
 from fedld.methods.base import Server
 from fedld.methods.baselines import FedAvg
-from fedld.methods.bbp import Matching
-from fedld.methods.fedma import FedMA
-from fedld.methods.gamf import GAMF, sinkhorn
-from fedld.methods.neurons import layers, rearranged
+from fedld.methods.matching import GAMF, FedMA, Matching, layers, rearranged, sinkhorn
 from fedld.models import build
 
 

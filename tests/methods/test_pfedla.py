@@ -1,6 +1,6 @@
 import torch
 
-from fedld.methods.pfedla import PFedLA, alpha, mixture, spans
+from fedld.methods.personal import PFedLA, alpha, layer_mixture, spans
 from fedld.models import build
 
 
@@ -13,7 +13,9 @@ def test_it_begins_as_the_plain_mean_of_the_models_that_exist(images):
     federation.round(0, 1)
     models = federation.server.extra["models"]
     for client in range(3):
-        torch.testing.assert_close(mixture(federation.server.extra, client), (models[0] + models[1]) / 2)
+        torch.testing.assert_close(
+            layer_mixture(federation.server.extra, client), (models[0] + models[1]) / 2
+        )
 
 
 def test_the_models_kept_are_those_the_clients_trained(images):
@@ -30,7 +32,7 @@ def test_hypernetworks_descend_the_jacobian_of_the_mixture(images):
     federation = federation_of(images, hn_lr=0.5)
     federation.round()
     before = {key: value.clone() for key, value in federation.server.extra.items()}
-    start = mixture(before, 0)
+    start = layer_mixture(before, 0)
     federation.round(0)
     after, cut = federation.server.extra, federation.layout.trainable
     change = (start - after["models"][0])[:cut]

@@ -30,28 +30,20 @@ from fedld.local.objectives import (
     RestrictedSoftmax,
 )
 from fedld.methods import METHODS
+from fedld.methods.averaging import FedDisco, FedExP, FedNova, GeneralisationAdjustment
 from fedld.methods.by_objective import BalancedSoftmax, FedDecorr, FedLC, FedNTD, FedRS
-from fedld.methods.ditto import Ditto
-from fedld.methods.fedacg import FedACG
-from fedld.methods.fedcm import FedCM
-from fedld.methods.feddisco import FedDisco
 from fedld.methods.feddyn import FedDyn
-from fedld.methods.fedexp import FedExP
-from fedld.methods.fedga import GeneralisationAdjustment
 from fedld.methods.fediir import FedIIR
 from fedld.methods.fedlin import FedLin
-from fedld.methods.fedma import FedMA
-from fedld.methods.fednova import FedNova
 from fedld.methods.fedpac import FedPAC
 from fedld.methods.fedprox import FedProx
-from fedld.methods.fedrod import FedRoD
-from fedld.methods.fedsam import FedSAM
-from fedld.methods.fedspeed import FedSpeed
-from fedld.methods.fedsr import FedSR
-from fedld.methods.moon import Moon
-from fedld.methods.pfedla import PFedLA
+from fedld.methods.matching import FedMA
+from fedld.methods.momentum import FedACG, FedCM
+from fedld.methods.personal import Ditto, FedRoD, PFedLA
+from fedld.methods.representation import FedSR, Moon
 from fedld.methods.scaffold import Scaffold
 from fedld.methods.server_optimisers import FedAdam, FedAvgM, FedYogi
+from fedld.methods.sharpness import FedSAM, FedSpeed
 from fedld.models import Model, PlainCNN
 
 ADAPTIVE = {"eta": 0.1, "beta1": 0.8, "beta2": 0.9, "tau": 0.01}

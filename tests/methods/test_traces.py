@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fedld.methods import METHODS
-from fedld.methods.fedcm import FedCM
-from fedld.methods.fednova import FedNova
+from fedld.methods.averaging import FedNova
 from fedld.methods.fedprox import FedProx
+from fedld.methods.momentum import FedCM
 from fedld.methods.scaffold import Scaffold
 from fedld.methods.server_optimisers import FedAdam, FedAvgM, FedYogi
 

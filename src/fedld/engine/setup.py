@@ -21,8 +21,7 @@ from fedld.local.base import ContextObjective, FunctionObjective, Objective, Pix
 from fedld.local.classes import parse_class_weights
 from fedld.methods import Method, Server
 from fedld.methods.closed import ClosedForm
-from fedld.methods.cox import CoxNewton
-from fedld.methods.newton import Newton
+from fedld.methods.newton import CoxNewton, Newton
 from fedld.models import Model, Trunk
 from fedld.models.base import beyond_features
 from fedld.models.build import VECTOR

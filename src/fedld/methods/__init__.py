@@ -7,40 +7,30 @@ from dataclasses import replace
 
 from fedld.aggregation import Consensus, Measured, Principal
 from fedld.local.objectives import MarginLog
+from fedld.methods.averaging import FedDisco, FedExP, FedNova, GeneralisationAdjustment
 from fedld.methods.base import Card, Messages, MessageSum, Method, Replies, Server
 from fedld.methods.baselines import Central, FedAvg, Local
 from fedld.methods.batchnorm import FedBN, SiloBN
 from fedld.methods.by_objective import BalancedSoftmax, FedDecorr, FedLC, FedNTD, FedRS
 from fedld.methods.by_rule import FedConsensus, FedGH, PGrad, RobFedAvg
 from fedld.methods.ccvr import CCVR
-from fedld.methods.ditto import Ditto
-from fedld.methods.fedacg import FedACG
-from fedld.methods.fedcm import FedCM
-from fedld.methods.feddisco import FedDisco
 from fedld.methods.feddyn import FedDyn
-from fedld.methods.fedexp import FedExP
-from fedld.methods.fedga import GeneralisationAdjustment
 from fedld.methods.fediir import FedIIR
-from fedld.methods.fedld import FedLD
-from fedld.methods.fedld_official import FedLDOfficial
+from fedld.methods.fedld import FedLD, FedLDOfficial
 from fedld.methods.fedlin import FedLin
-from fedld.methods.fedma import FedMA
-from fedld.methods.fednova import FedNova
 from fedld.methods.fedpac import FedPAC
 from fedld.methods.fedprox import FedProx
-from fedld.methods.fedrod import FedRoD
-from fedld.methods.fedsam import FedSAM
-from fedld.methods.fedspeed import FedSpeed
-from fedld.methods.fedsr import FedSR
-from fedld.methods.gamf import GAMF
 from fedld.methods.lda import LDA
-from fedld.methods.moon import Moon
+from fedld.methods.matching import GAMF, FedMA
+from fedld.methods.momentum import FedACG, FedCM
 from fedld.methods.newton import Newton
-from fedld.methods.pfedla import PFedLA
+from fedld.methods.personal import Ditto, FedRoD, PFedLA
 from fedld.methods.regmean import RegMean
+from fedld.methods.representation import FedSR, Moon
 from fedld.methods.ridge import Ridge
 from fedld.methods.scaffold import Scaffold
 from fedld.methods.server_optimisers import FedAdam, FedAvgM, FedYogi
+from fedld.methods.sharpness import FedSAM, FedSpeed
 from fedld.registry import Registry, require_instance
 
 METHODS: Registry[Method] = Registry(

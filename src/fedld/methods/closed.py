@@ -21,8 +21,17 @@ from fedld.layout import Layout, Tree
 from fedld.local import LocalClient, Reply
 from fedld.local.base import TaskObjective
 from fedld.methods.base import Messages, MessageSum, Method, Replies, Server
-from fedld.methods.codes import Codes, codes_for
-from fedld.methods.moments import LinearProblem, added, client_sums, head_inputs, head_of, set_head, sum_of
+from fedld.methods.moments import (
+    Codes,
+    LinearProblem,
+    added,
+    client_sums,
+    codes_for,
+    head_inputs,
+    head_of,
+    set_head,
+    sum_of,
+)
 from fedld.methods.sum_bounds import mean_length, sums_problem
 from fedld.models import as_model, head_names
 from fedld.models.standardise import randomise_head

@@ -14,11 +14,11 @@ from fedld.engine.jobs import ClientJob, TrainJob
 from fedld.engine.memory import estimate_unbuilt, free_memory
 from fedld.errors import FedLDError
 from fedld.methods import Method
-from fedld.methods.fedacg import FedACG
 from fedld.methods.feddyn import FedDyn
 from fedld.methods.fedpac import FedPAC
 from fedld.methods.fedprox import FedProx
-from fedld.methods.fedspeed import FedSpeed
+from fedld.methods.momentum import FedACG
+from fedld.methods.sharpness import FedSpeed
 from fedld.models import MODELS
 from fedld.paths import cache_size
 from fedld.records.writer import write_atomically

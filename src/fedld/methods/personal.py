@@ -1,14 +1,97 @@
+"""Methods that train a model for every client: Ditto, FedRoD and pFedLA."""
+
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fedld.aggregation import Aggregate
 from fedld.layout import Layout, Tree
+from fedld.local import Context, LocalClient, Objective, Reply
+from fedld.local.objectives import LogitAdjusted
 from fedld.methods.base import Card, Method, Replies, Server
+from fedld.models import as_model
 from fedld.seeds import torch_generator
+
+
+@dataclass(frozen=True)
+class Ditto(Method):
+    """A model for everybody and one for each client (Algorithm 1 of the paper).
+
+    The global model is FedAvg's. Every client also keeps v_i, which it trains on its own samples towards it:
+    L_i(v) + (lam/2) |v - w_t|^2, from where it was left the last time, with as many epochs again.
+    """
+
+    lam: float = 1.0
+
+    card: ClassVar[Card] = Card("Ditto", "Li et al. 2021", personal="whole model")
+    sums_suffice: ClassVar[bool] = True
+    personalised: ClassVar[bool] = True
+
+    def client_update(self, client: LocalClient) -> Reply:
+        """FedAvg's update, then the client's own model, which predicts and stays here."""
+        incoming = client.weights.clone()
+
+        def proximal(weights: Tensor, gradient: Tensor) -> None:
+            gradient.add_(weights - incoming, alpha=self.lam)
+
+        reply = super().client_update(client)
+        trained = client.flat.vector.clone()
+        client.flat.load(client.state.get("personal", client.incoming))
+        client.train(self.loss, correction=proximal)
+        state = {**reply.state, **client.moments, "personal": client.flat.vector.clone()}
+        client.flat.load(trained)
+        return replace(reply, state=state)
+
+
+PERSONAL = "personal"
+
+
+@dataclass(frozen=True)
+class FedRoD(Method):
+    """Two predictors on one body: a generic head for everybody, a personal head added to it by each client.
+
+    Body and generic head minimise the balanced softmax of their logits g, and are averaged. The personal head
+    h_i, which starts at zero and stays with the client, minimises CE(g + h_i) with body and g held fixed. The
+    global model predicts by g, a client by g + h_i.
+    """
+
+    objective: Objective = field(default_factory=LogitAdjusted)
+
+    card: ClassVar[Card] = Card("FedRoD", "Chen and Chao 2022", personal="a second head")
+    personalised: ClassVar[bool] = True
+
+    def check(self, model: nn.Module) -> None:
+        """It needs features and a head."""
+        as_model(model)
+
+    def adapt(self, model: nn.Module) -> nn.Module:
+        """The network whose head's output is followed by the personal head's, zero at first."""
+        head = as_model(model).head
+        with torch.device("meta"):  # without storage, so that no generator is moved
+            personal = nn.Linear(head.in_features, head.out_features, dtype=head.weight.dtype)
+        personal.to_empty(device=head.weight.device)
+        for parameter in personal.parameters():
+            nn.init.zeros_(parameter)
+        model.add_module(PERSONAL, personal)
+        head.register_forward_hook(lambda _, inputs, generic: generic + personal(inputs[0]))
+        return model
+
+    def private(self, model: nn.Module) -> frozenset[str]:
+        """The personal head."""
+        return frozenset(f"{PERSONAL}.{name}" for name, _ in model.get_submodule(PERSONAL).named_parameters())
+
+    def loss(self, context: Context) -> Tensor:
+        """The objective of the generic logits, and CE of both heads together for the personal one."""
+        features, head = context.features, as_model(context.model).head
+        generic = F.linear(features, head.weight, head.bias)
+        personal_logits = context.model.get_submodule(PERSONAL)(features.detach())
+        both = context.with_logits(generic.detach() + personal_logits)
+        value = self.objective.loss(context.with_logits(generic))
+        return value + F.cross_entropy(both.logits, context.labels)
 
 
 @dataclass(frozen=True)
@@ -54,7 +137,7 @@ class PFedLA(Method):
 
     def personal(self, server: Server, row: int) -> Tree:
         """The client's mixture, once there are models to mix."""
-        return {"weights": mixture(server.extra, row)} if server.extra["seen"].any() else {}
+        return {"weights": layer_mixture(server.extra, row)} if server.extra["seen"].any() else {}
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
         """Each client's hypernetwork takes a step; its model is replaced by the one it trained."""
@@ -94,7 +177,7 @@ def alpha(hypernetwork: Tree, seen: Tensor) -> Tensor:
     return (hypernetwork["w2"] @ features).masked_fill(seen == 0, -torch.inf).softmax(1)
 
 
-def mixture(extra: Tree, row: int) -> Tensor:
+def layer_mixture(extra: Tree, row: int) -> Tensor:
     """The client's incoming model, layer by layer."""
     weights = alpha({key: extra[key][row] for key in ("v", "w1", "w2")}, extra["seen"])
     mixed = torch.empty_like(extra["models"][0])
