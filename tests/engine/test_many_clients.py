@@ -17,7 +17,7 @@ from fedld.engine.backends.shared import _zeros
 from fedld.engine.loop import run
 from fedld.engine.recording import GRAM_CLIENTS
 from fedld.records.reader import read_run
-from fedld.study.report.conflict import SHOWN, cosine_chart
+from fedld.study.report.conflict import MOST_CLIENTS, cosine_chart
 
 CLIENTS, DRAWN = 260, 130
 
@@ -67,7 +67,7 @@ def test_of_sampled_clients_the_first_have_their_cosines_drawn(large):
     assert max(max(line["sampled"]) for line in large.conflict.lines) >= len(large.client_names)
     chart = cosine_chart([large])
     assert chart is not None
-    assert len(large.client_names) > SHOWN
+    assert len(large.client_names) > MOST_CLIENTS
 
 
 def test_older_records_have_the_matrix_of_all_clients():
