@@ -77,7 +77,7 @@ def test_projection_has_the_averages_length_and_lies_on_the_leading_axes():
 
 @pytest.mark.parametrize("rho", [0.1, 0.3, 0.8])
 def test_two_balanced_groups_shrink_as_the_algebra_says(rho):
-    """g_i = +-b + s with |s| = rho |b|, in docs/aggregation.md."""
+    """g_i = +-b + s with |s| = rho |b|, in docs/aggregation-theory.md."""
     b, s = np.array([1.0, 0.0]), np.array([0.0, rho])
     G = np.array([b + s, b + s, -b + s, -b + s])
     report = aggregate(G, [1] * 4, "principal", components=1.0).report
