@@ -312,7 +312,7 @@ def test_findings_are_plain_data():
 
 
 def test_documented_thresholds_are_the_ones_in_use():
-    text = (ROOT / "docs" / "decomposition.md").read_text()
+    text = (ROOT / "docs" / "diagnosis.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| (-?[\d.]+) \|", text, flags=re.MULTILINE))
     assert {name: float(value) for name, value in rows.items()} == {n: t.value for n, t in THRESHOLDS.items()}
     for name, threshold in THRESHOLDS.items():
