@@ -2,8 +2,8 @@
 
     python benchmarks/aggregation.py [--repeats 7] [--busy] [--threads 2 | --cpu] [--parts speed naive ...]
 
-Prints the tables of docs/performance.md. Every ratio compares two things measured one after the other in the
-same repeat; median, smallest and largest are given, since other work on the machine disturbs repeats.
+Prints the tables of docs/performance-aggregation.md. Every ratio compares two things measured one after the
+other in the same repeat. Median, smallest and largest are given, since other work disturbs repeats.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""All that docs/performance.md tells of one machine, in one sitting.
+"""Make the figures of docs/performance.md and docs/performance-aggregation.md for one machine.
 
     python benchmarks/all.py [aggregation|engine|scale ...] [--tiny]
 

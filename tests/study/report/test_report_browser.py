@@ -238,6 +238,16 @@ def test_the_table_of_methods_fits_a_window_of_1280_pixels(browser, page):
     assert table <= room
 
 
+def test_all_sections_can_be_seen_in_the_bar_of_a_window_of_1280_pixels(browser, page):
+    browser.set_window_size(1280, 900)
+    visit(browser, page)
+    nav = find(browser, ".bar nav")
+    width, room = browser.execute_script("return [arguments[0].scrollWidth, arguments[0].clientWidth]", nav)
+    assert width <= room
+    last = nav.find_elements("css selector", "a")[-1].rect
+    assert last["x"] + last["width"] <= nav.rect["x"] + nav.rect["width"]
+
+
 def test_malicious_names_are_text(browser, make_study, tmp_path):
     path = make_study(tmp_path / "s", seeds=(0, 1), name=EVIL, names=[f"{EVIL}{i}" for i in range(5)])
     index = json.loads((path / "study.json").read_text())
