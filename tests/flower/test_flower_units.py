@@ -769,6 +769,28 @@ def test_sums_that_cannot_be_are_refused_and_the_run_goes_on(grid, digits, tmp_p
     assert not any(excluded.values())
 
 
+@pytest.mark.parametrize("method", ["ridge", "lda"])
+def test_told_errors_choose_no_bad_regularisation(grid, digits, tmp_path, method):
+    """Errors that are possible, and so not refused, and that leave one candidate only: the largest."""
+
+    def lie(message, reply):
+        mine = {name: tree(reply.content, name) for name in ("update", "message")}
+        if "errors" in mine["message"]:
+            mine["message"]["errors"][:-1] += 1e12
+        return Message(pack(unpack(Answer, reply.content), **mine), reply_to=message)
+
+    settings = {"train": "head", "model": "cnn", "method": method, "rounds": 1}
+    assert not any(go(grid, digits, tmp_path / "honest", **settings).values())
+    grid.spoil["beta"] = lie
+    with pytest.warns(UserWarning, match="far from the best"):
+        excluded = go(grid, digits, tmp_path / "lied", **settings)
+    assert not any(excluded.values())
+    honest, lied = (
+        read_lines(tmp_path / name / "run", ROUNDS)[-1]["choices"]["lam"] for name in ("honest", "lied")
+    )
+    assert honest <= lied <= 4 * honest
+
+
 def test_weights_of_classes_are_the_same_as_on_this_machine(grid, digits, tmp_path):
     settings = {"class_weights": "balanced", "weigh": "sampling", "client_losses": False}
     go(grid, digits, tmp_path, **settings)

@@ -1,6 +1,7 @@
 """Methods in closed form against solutions by hand, for every way of dealing the images."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -16,11 +17,13 @@ from fedld.config.experiment import make_experiment
 from fedld.engine.loop import run
 from fedld.engine.saved import load_model
 from fedld.errors import FedLDError
+from fedld.methods import closed
 from fedld.methods.closed import TEMPERATURES
 from fedld.methods.lda import LDA
 from fedld.methods.newton import Newton
 from fedld.methods.regmean import RegMean
 from fedld.methods.ridge import Ridge
+from fedld.methods.start import ClosedStart, start_message
 from fedld.models.base import Block, Model
 
 N, D, C = 90, 6, 3
@@ -114,6 +117,77 @@ def test_the_choices_are_those_of_refitting_without_each_image(dealt, method):
         "lam": grid[best].item(),
         "temperature": TEMPERATURES[losses.argmin()].item(),
     }
+
+
+GRID = N * 2.0 ** torch.arange(-12, 4, dtype=torch.float64)
+
+
+def generalised_by_hand(features, labels):
+    """|Y - HY|^2 / (1 - tr H / N)^2 of least squares with a bias, for all regularisations."""
+    z, y = F.pad(standardised(features), (0, 1), value=1.0), F.one_hot(labels, C).double()
+    errors = []
+    for lam in GRID:
+        hat = z @ torch.linalg.solve(z.T @ z + lam * torch.diag(torch.tensor([1.0] * D + [0])), z.T)
+        errors.append((y - hat @ y).square().sum() / (1 - hat.trace() / N).square())
+    return torch.stack(errors)
+
+
+@pytest.mark.parametrize("method", [Ridge(), LDA()], ids=["ridge", "lda"])
+def test_generalised_errors_are_those_of_the_hat_matrix(dealt, method):
+    features, labels = samples()
+    whole = dealt(method, Head(), features, labels, [torch.arange(N)])
+    problem = method.problem(method.sums(whole.client(0)))
+    errors = method.generalised_errors(problem, method.plan(problem, GRID))
+    assert torch.allclose(errors, generalised_by_hand(features, labels), rtol=1e-10)
+
+
+@pytest.mark.parametrize("method", [Ridge(), LDA()], ids=["ridge", "lda"])
+@pytest.mark.parametrize("wanted", range(16))
+def test_a_client_that_lies_about_its_errors_chooses_no_bad_regularisation(
+    dealt, monkeypatch, method, wanted
+):
+    """A tenth of the images; it tells of no error at one candidate and of huge ones at all others."""
+    features, labels = samples()
+    parts = [torch.arange(9), torch.arange(9, N)]
+    told, liars = closed.leave_one_out_sums, [True, False]
+
+    def tell(*given):
+        message = told(*given)
+        if liars.pop(0):
+            message["errors"] = torch.full_like(message["errors"], 1e12)
+            message["errors"][wanted] = 0.0
+        return message
+
+    monkeypatch.setattr(closed, "leave_one_out_sums", tell)
+    federation = dealt(method, Head(), features, labels, parts)
+    errors = generalised_by_hand(features, labels)
+    good = errors <= (1.1 if isinstance(method, Ridge) else 1.25) * errors.min()
+    assert not good.all()
+    with nullcontext() if good[wanted] else pytest.warns(UserWarning, match="far from the best"):
+        federation.round()
+    chosen = method.choices(federation.server)["lam"]
+    assert good[GRID.tolist().index(chosen)]
+    assert chosen == GRID[wanted] or not good[wanted]
+
+
+@pytest.mark.parametrize("wanted", [14, 15])
+def test_a_closed_start_is_not_chosen_by_one_client_either(dealt, wanted):
+    features, labels = samples()
+    federation = dealt(Ridge(), Head(), features, labels, [torch.arange(9), torch.arange(9, N)])
+    start = ClosedStart([start_message(federation.client(k)) for k in range(2)])
+    answers = []
+    for k in range(2):
+        client = federation.client(k)
+        client.message = start.plan
+        answers.append(start_message(client))
+    honest = start.solve(answers)[1]["lam"]
+    answers[0]["errors"] = torch.full_like(answers[0]["errors"], 1e12)
+    answers[0]["errors"][wanted] = 0.0
+    with pytest.warns(UserWarning, match="far from the best"):
+        chosen = start.solve(answers)[1]["lam"]
+    errors = generalised_by_hand(features, labels)
+    good = (GRID[errors <= 1.1 * errors.min()]).tolist()
+    assert {honest, chosen} <= set(good)
 
 
 def test_ridge_and_lda_are_the_pooled_solutions(dealt):

@@ -2,7 +2,8 @@
 
 Round 1 is the whole method. Clients send sums (`moments`); the server sends back a basis in which every
 image's leave-one-out prediction is a few products; clients send errors and losses summed over their images
-for all candidate regularisations and temperatures; the server takes the best of both and solves. Where
+for all candidate regularisations and temperatures; the server takes the best of both and solves. A
+regularisation that is far from the best by the sums alone is not taken, whatever errors clients tell. Where
 clients are sampled, later rounds add the sums of those that were not counted before.
 """
 
@@ -32,7 +33,7 @@ from fedld.methods.moments import (
     set_head,
     sum_of,
 )
-from fedld.methods.sum_bounds import mean_length, sums_problem
+from fedld.methods.sum_bounds import generalised_errors, mean_length, sums_problem
 from fedld.models import as_model, head_names
 from fedld.models.standardise import randomise_head
 
@@ -135,6 +136,9 @@ class ClosedForm(SumsMethod):
     is the factor of the logits, 0 to choose it by the leave-one-out losses.
     """
 
+    tolerance: ClassVar[float] = 1.1
+    """A regularisation may have so many times the smallest generalised error (`sum_bounds`)."""
+
     features: str = "linear"
     balanced: bool = False
     lam: float = 0.0
@@ -187,7 +191,9 @@ class ClosedForm(SumsMethod):
             return server, combined
         problem = self.problem(server.extra)
         errors, losses = (sum_of([message[key] for message in messages]) for key in ("errors", "losses"))
-        lam, temperature = self.choose(problem, errors, losses)
+        plan = plan_of(server.extra)
+        bound = self.codes.scaled or bool(server.extra["counted"].all())  # numbers: over all clients
+        lam, temperature = self.choose(problem, plan if bound else {}, errors, losses)
         weight, bias = problem.head(*self.solve(problem, lam))
         names = head_of(replies.layout)
         weights = set_head(server.weights, replies.layout, names, temperature * weight, temperature * bias)
@@ -224,11 +230,43 @@ class ClosedForm(SumsMethod):
             )
         return torch.tensor([max(self.lam, safe)], dtype=torch.float64)
 
-    def choose(self, problem: LinearProblem, errors: Tensor, losses: Tensor) -> tuple[float, float]:
-        """Regularisation of the least error, and for it the temperature of the least loss."""
-        k = int(errors.argmin())
+    def choose(
+        self, problem: LinearProblem, plan: Tree, errors: Tensor, losses: Tensor
+    ) -> tuple[float, float]:
+        """Regularisation of the least error, and for it the temperature of the least loss.
+
+        With a plan only of the regularisations that are nearly the best by the sums.
+        """
+        k, lams = int(errors.argmin()), self.candidates(problem)
+        if plan and len(lams) > 1:
+            bounds = self.generalised_errors(problem, plan)
+            allowed = bounds <= self.tolerance * bounds.min()
+            if not allowed[k]:
+                told, k = lams[k].item(), int(torch.where(allowed, errors, torch.inf).argmin())
+                warnings.warn(
+                    f"{self.card.title}: leave-one-out errors choose lam = {told:g}, which the sums say is "
+                    f"far from the best; {lams[k].item():g} is taken",
+                    stacklevel=2,
+                )
         best = self.temperature or TEMPERATURES[losses[k].argmin()].item()
-        return self.candidates(problem)[k].item(), best if self.codes.scaled else 1.0
+        return lams[k].item(), best if self.codes.scaled else 1.0
+
+    def generalised_errors(self, problem: LinearProblem, plan: Tree) -> Tensor:
+        """Give the generalised cross-validation error of least squares for every candidate."""
+        values, factor, targets = self.decomposed(plan)
+        total = problem.counts.square().sum() / problem.n  # what centring takes from the sum of squares
+        return generalised_errors(
+            values,
+            factor,
+            targets,
+            squares=self.codes.sum_of_squares(problem.counts, problem.n) - total,
+            n=problem.n,
+            candidates=plan["candidates"],
+        )
+
+    def decomposed(self, plan: Tree) -> tuple[Tensor, Tensor, Tensor]:
+        """Give A = diag(values) + factor factor' and B of least squares in the plan's basis."""
+        raise NotImplementedError
 
     def plan(self, problem: LinearProblem, candidates: Tensor) -> Tree:
         """What clients need for `leave_one_out`: at least `basis`, `mean` and `weights`."""

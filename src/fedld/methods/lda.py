@@ -23,6 +23,8 @@ class LDA(ClosedForm):
         "LDA", "Fisher 1936; sums as in Fed3R", communication="second moments up, their basis down, once"
     )
 
+    tolerance: ClassVar[float] = 1.25  # chosen by cross-entropy, bounded by squared errors
+
     def plan(self, problem: LinearProblem, candidates: Tensor) -> Tree:
         """A basis in which the covariance is diagonal, and the classes in it."""
         means = class_means(problem)
@@ -37,6 +39,11 @@ class LDA(ClosedForm):
             "weights": problem.weights,
             "candidates": candidates,
         }
+
+    def decomposed(self, plan: Tree) -> tuple[Tensor, Tensor, Tensor]:
+        """Give A, which is the covariance within classes and that of their means, and B: n_c mu_c."""
+        means = plan["means"].T
+        return plan["values"], means * plan["counts"].sqrt(), means * plan["counts"]
 
     def leave_one_out(self, plan: Tree, z: Tensor, labels: Tensor, k: int) -> Tensor:
         """Discriminants from means and covariance without the image, by a step of rank one.

@@ -42,6 +42,15 @@ class Codes:
     scaled: bool
     task: Task
 
+    def sum_of_squares(self, counts: Tensor, n: Tensor) -> Tensor:
+        """Give the sum of the squares of all codes, from their sums and the number of samples.
+
+        Numbers are standardised over all clients, so theirs is right if all clients' samples are counted.
+        """
+        if self.classes:
+            return counts.sum()
+        return n * len(counts) / 4 if isinstance(self.task, Multilabel) else n
+
     @property
     def classes(self) -> bool:
         """Whether every sample has one class."""

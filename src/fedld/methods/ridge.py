@@ -57,6 +57,10 @@ class Ridge(ClosedForm):
         }
         return plan if self.codes.classes else {**plan, "n": problem.n}
 
+    def decomposed(self, plan: Tree) -> tuple[Tensor, Tensor, Tensor]:
+        """Give A, which is diagonal in its own basis, and B."""
+        return plan["values"], plan["values"].new_zeros(len(plan["values"]), 0), plan["targets"]
+
     def leave_one_out(self, plan: Tree, z: Tensor, labels: Tensor, k: int) -> Tensor:
         """y - e / (1 - h)."""
         inverse = 1 / (plan["values"] + plan["candidates"][k])

@@ -51,7 +51,7 @@ class ClosedStart:
             Weight (C, D) and bias (C,) of the head; the regularisation and the temperature behind them.
         """
         errors, losses = (sum_of([message[key] for message in messages]) for key in ("errors", "losses"))
-        lam, temperature = RIDGE.choose(self.problem, errors, losses)
+        lam, temperature = RIDGE.choose(self.problem, plan_of(self.plan), errors, losses)
         weight, bias = self.problem.head(*RIDGE.solve(self.problem, lam))
         head = temperature * weight, temperature * bias
         return head, {"lam": lam, "temperature": temperature}

@@ -9,6 +9,9 @@ With X the head's inputs with a one appended and Y the one-hot labels, A = X'X a
 - a mean square of an input is at most 2^16.
 
 A client may still lie within these bounds: its sums can be those of other samples than it has.
+
+What clients tell of errors beside their sums chooses among the regularisations that the sums hold for good:
+those with a small generalised cross-validation error (Golub et al. 1979).
 """
 
 import torch
@@ -21,6 +24,8 @@ LARGEST_SQUARE = 2.0**16
 """Bound of the mean square of an input of the head."""
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}
 """Rounding errors of sums, as a share of their trace."""
+EXACT = 1e-9
+"""Share of |Y|^2 below which residuals are rounding errors."""
 
 
 def sums_problem(message: Tree, samples: int, *, classes: bool = True) -> str | None:
@@ -117,6 +122,43 @@ def change_problem(moments: Tensor, change: Tensor, update: Tensor) -> str | Non
     if used > 1.05 * given + 1e-12 * moments.diagonal().sum() * update.square().sum():
         return "its outputs changed by more than its update explains"
     return None
+
+
+def generalised_errors(
+    values: Tensor, factor: Tensor, targets: Tensor, *, squares: Tensor, n: Tensor, candidates: Tensor
+) -> Tensor:
+    """Give |Y - HY|^2 / (1 - tr H / n)^2 of ridge regression for every candidate (L,).
+
+    H is the hat matrix with a bias, A = diag(values) + factor factor' and B = targets. The solution
+    W = (A + lam I)^-1 B leaves |Y|^2 - tr B'W - lam tr W'W.
+
+    Args:
+        values: the diagonal part of A (D,).
+        factor: its other part (D, R); no columns where A is diagonal.
+        targets: B (D, C).
+        squares: |Y|^2 of the centred targets.
+        n: number of samples, or the sum of their weights.
+        candidates: values of lam (L,).
+
+    Returns:
+        The errors; infinite where as many parameters as samples are fitted.
+
+    >>> two, none = torch.tensor([2.0]), torch.zeros(1, 0)
+    >>> generalised_errors(two, none, two[:, None], squares=two[0], n=2 * two[0], candidates=two)
+    tensor([1.2800])
+    """
+    errors = []
+    for lam in candidates:
+        inverse = 1 / (values + lam)
+        scaled = inverse[:, None] * factor
+        inner = torch.linalg.inv(torch.eye(factor.shape[1]).to(factor) + factor.T @ scaled)
+        weight = inverse[:, None] * targets - scaled @ (inner @ (scaled.T @ targets))
+        residual = squares - (targets * weight).sum() - lam * weight.square().sum()
+        trace = inverse.sum() - (inner * (scaled.T @ scaled)).sum()  # of (A + lam I)^-1
+        free = 1 - (1 + len(values) - lam * trace) / n
+        error = residual.clamp_min(EXACT * squares) / free.square()
+        errors.append(torch.where(free > 0, error, torch.inf))
+    return torch.stack(errors)
 
 
 def _fit(moments: Tensor, targets: Tensor) -> bool:
