@@ -3,7 +3,8 @@
 Traces one round of FedAvg with two clients in this process, from the publishing of a round's weights to the
 publishing of the next ones, and counts functions of the package (comprehensions are no functions):
 
-functions   distinct functions that are called during the round
+functions   distinct functions that are called during the round; "later" counts those of the next round,
+            in which nothing is computed for the first time (round 2 evaluates the model of round 1)
 hops        distinct functions that an update passes from `LocalClient.train` to the new server state: those
             that are active when the second client trains, and later ones that get or give a tensor of a
             model's size, by itself or as a field of an object, a dictionary or a list other than `self`.
@@ -29,9 +30,10 @@ ROUND = 2  # the first one makes caches
 
 
 class Trace:
-    """Counts what is called between two calls of `Exchange.publish`."""
+    """Counts what is called in a round, between two calls of `Exchange.publish`."""
 
-    def __init__(self) -> None:
+    def __init__(self, round_: int) -> None:
+        self.round = round_
         self.functions: set[CodeType] = set()
         self.hops: list[CodeType] = []
         self.giving: set[CodeType] = set()  # hops that pass a tensor on
@@ -74,9 +76,9 @@ class Trace:
         """Begin with the publishing for the traced round; end when the next one is done."""
         exchange = frame.f_locals["self"]
         self.sizes = {exchange.setup.layout.size, exchange.setup.layout.shared}
-        if event == "return" and exchange.state.round == ROUND - 1:
+        if event == "return" and exchange.state.round == self.round - 1:
             self.active = True
-        elif event == "return" and exchange.state.round == ROUND:
+        elif event == "return" and exchange.state.round == self.round:
             self.active = False
 
     def _stack(self, frame: FrameType) -> None:
@@ -105,14 +107,20 @@ def name(code: CodeType) -> str:
     return f"{Path(code.co_filename).relative_to(PACKAGE)}:{code.co_qualname}"
 
 
-def main() -> None:
-    """Trace a round and print both counts; with --all also the names."""
-    trace = Trace()
+def traced(round_: int) -> Trace:
+    """Run FedAvg and trace one round."""
+    trace = Trace(round_)
     sys.setprofile(trace)
     try:
-        fedld.run("fedavg", "digits", clients=CLIENTS, rounds=ROUND + 1, workers=0, progress=False)
+        fedld.run("fedavg", "digits", clients=CLIENTS, rounds=round_ + 1, workers=0, progress=False)
     finally:
         sys.setprofile(None)
+    return trace
+
+
+def main() -> None:
+    """Trace a round and print both counts; with --all also the names."""
+    trace = traced(ROUND)
     if "--all" in sys.argv:
         print("\n".join(["hops:", *map(name, trace.hops)]))
         print("\n".join(["functions:", *sorted(map(name, trace.functions))]))
@@ -120,6 +128,7 @@ def main() -> None:
     print(f"functions: {len(trace.functions)} distinct, in {len(files)} files")
     rooms = Counter(name(code).split("/")[0].split(":")[0] for code in trace.functions)
     print("  of them " + ", ".join(f"{room} {count}" for room, count in rooms.most_common()))
+    print(f"  later {len(traced(ROUND + 1).functions)}")
     looking = len(trace.hops) - len(trace.giving)
     print(f"hops: {len(trace.hops)}; {len(trace.giving)} give the update on, {looking} only look at it")
 

@@ -13,6 +13,7 @@ numbers is the same everywhere, and `export` gives back ordinary tensors.
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -20,6 +21,12 @@ from torch import Tensor, nn
 
 Tree = dict[str, Tensor]
 """Server state, client state and every message: names and tensors, nothing else."""
+
+
+def tree_bytes(tree: Tree) -> int:
+    """Bytes of all tensors of a message."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tree.values())
+
 
 Kind = Literal["parameter", "buffer", "counter"]
 
@@ -34,7 +41,7 @@ class Entry:
     kind: Kind
     private: bool
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of elements."""
         return torch.Size(self.shape).numel()
@@ -76,20 +83,20 @@ class Layout:
         shared_end = ends.get((False, False), trainable)
         return cls(tuple(entries), shared, trainable, shared_end, start)
 
-    @property
+    @cached_property
     def shared_size(self) -> int:
         """How many numbers travel: shared parameters and shared buffers."""
         return self.shared + self.shared_end - self.trainable
 
-    @property
+    @cached_property
     def private_size(self) -> int:
         """How many numbers stay with a client."""
         return self.size - self.shared_size
 
-    @property
-    def tensors(self) -> list[tuple[str, int]]:
+    @cached_property
+    def tensors(self) -> tuple[tuple[str, int], ...]:
         """Name and length of every shared parameter, in order: what an aggregation rule sees."""
-        return [(e.name, e.size) for e in self.entries if e.kind == "parameter" and not e.private]
+        return tuple((e.name, e.size) for e in self.entries if e.kind == "parameter" and not e.private)
 
     def views(self, vector: Tensor) -> Tree:
         """Every entry by name, sharing memory with `vector`."""
@@ -178,6 +185,7 @@ class FlatModel:
         self.model = model.to(device)
         self.layout = layout
         self.vector = layout.flatten(model).to(device)
+        self.weights = self.vector[: layout.trainable]  # all trainable parameters, the shared ones first
         self.gradient = torch.zeros(layout.trainable, dtype=self.vector.dtype, device=device)
         modules = dict(model.named_modules())
         for entry in layout.entries:
@@ -191,11 +199,6 @@ class FlatModel:
                 # `.data` has a version counter of its own: with a shared one, autograd takes a running update
                 # of one BatchNorm for a change to what another saved for its backward pass.
                 modules[owner]._buffers[leaf] = entry.view(self.vector.data)
-
-    @property
-    def weights(self) -> Tensor:
-        """All trainable parameters, as a view: the shared ones first."""
-        return self.vector[: self.layout.trainable]
 
     def load(self, vector: Tensor) -> None:
         """Set parameters and buffers."""

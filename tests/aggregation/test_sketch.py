@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from fedld.aggregation import CountSketch, aggregate
 from fedld.aggregation.inputs import as_sketch
-from fedld.aggregation.sources import MatrixSource, TensorSpec
 from fedld.errors import FedLDError
 
 
@@ -101,17 +100,14 @@ def test_sketch_rejects_and_names_what_is_not_finite():
 
 
 def test_exact_up_to_a_size():
-    def source(m, d):
-        return MatrixSource(torch.empty(1, 1).expand(m, d), [TensorSpec("w", (d,))])
-
-    assert as_sketch("auto", source(100, 10**9), "model") is None
-    assert as_sketch("auto", source(1000, 98_730), "model") is None
-    assert as_sketch("auto", source(500, 2_000_000), "model") == CountSketch(8192)
-    assert as_sketch("auto", source(500, 2_000_000), "tensor") is None
-    assert as_sketch("sketch", source(50, 1_000_000), "model") == CountSketch(16384)
-    assert as_sketch("sketch", source(50, 60_000), "model") == CountSketch(4096)
-    assert as_sketch("sketch", source(50, 10), "model") == CountSketch(64)
+    assert as_sketch("auto", 100, 10**9, "model") is None
+    assert as_sketch("auto", 1000, 98_730, "model") is None
+    assert as_sketch("auto", 500, 2_000_000, "model") == CountSketch(8192)
+    assert as_sketch("auto", 500, 2_000_000, "tensor") is None
+    assert as_sketch("sketch", 50, 1_000_000, "model") == CountSketch(16384)
+    assert as_sketch("sketch", 50, 60_000, "model") == CountSketch(4096)
+    assert as_sketch("sketch", 50, 10, "model") == CountSketch(64)
     with pytest.raises(FedLDError, match="gram = 'sketched' is not valid: did you mean 'sketch'"):
-        as_sketch("sketched", source(5, 5), "model")
+        as_sketch("sketched", 5, 5, "model")
     with pytest.raises(FedLDError, match="is for granularity = 'model', not 'layer'"):
-        as_sketch("sketch", source(5, 5), "layer")
+        as_sketch("sketch", 5, 5, "layer")

@@ -10,7 +10,7 @@ from fedld.aggregation.conflict import (
     PrincipalGradient,
 )
 from fedld.aggregation.coordinate import Median, OutlierPruned, TrimmedMean
-from fedld.aggregation.core import Aggregate, aggregate, location_of
+from fedld.aggregation.core import Aggregate, Bounds, Updates, aggregate, combine_updates, location_of
 from fedld.aggregation.hidden import HiddenUpdates
 from fedld.aggregation.measured import Candidates, Measured, Trial, Vote
 from fedld.aggregation.principal import Mean, Principal
@@ -19,7 +19,7 @@ from fedld.aggregation.robust import CenteredClip, CosineFilter, GeometricMedian
 from fedld.aggregation.rule import RULES, CoordinateRule, Extras, GramRule, Rule, make_rule
 from fedld.aggregation.screen import Outlier, statistic_problem, too_long
 from fedld.aggregation.sketch import CountSketch
-from fedld.aggregation.sources import FileSource, Source, TensorSpec, file_source
+from fedld.aggregation.sources import FileSource, MatrixSource, Source, TensorSpec, column_specs, file_source
 
 RULES.load_plugins()
 
@@ -27,6 +27,7 @@ __all__ = [
     "HGD",
     "RULES",
     "Aggregate",
+    "Bounds",
     "CAGrad",
     "Candidates",
     "CenteredClip",
@@ -41,6 +42,7 @@ __all__ = [
     "GramRule",
     "HiddenUpdates",
     "Krum",
+    "MatrixSource",
     "Mean",
     "Measured",
     "Median",
@@ -58,8 +60,11 @@ __all__ = [
     "TensorSpec",
     "Trial",
     "TrimmedMean",
+    "Updates",
     "Vote",
     "aggregate",
+    "column_specs",
+    "combine_updates",
     "file_source",
     "location_of",
     "make_rule",

@@ -6,15 +6,15 @@ Blocks are read at once, pieces are multiplied at once.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import TypeVar
 
 import torch
 
-from fedld.aggregation.sources import Source
+from fedld.aggregation.sources import TensorSpec
 
 BLOCK = 8 << 20  # bytes of all clients that one thread works on at once: calls cost little beside it
 PIECE = 2 << 20  # bytes of one product, at most
@@ -47,22 +47,20 @@ def piece_columns(clients: int, block: int = COLUMNS) -> int:
     return min(block, max(256, PIECE // (4 * clients) // 64 * 64))
 
 
-def block_columns(clients: int, piece: int) -> int:
-    """Columns of one block: a whole number of pieces."""
-    return piece * max(1, BLOCK // (4 * clients * piece))
+@lru_cache(maxsize=16)
+def product_blocks(
+    specs: tuple[TensorSpec, ...], groups: tuple[int, ...], clients: int, piece: int
+) -> tuple[ColumnBlock, ...]:
+    """Blocks of a whole number of pieces each; the same in every round of a run."""
+    return tuple(blocks(specs, groups, piece * max(1, BLOCK // (4 * clients * piece))))
 
 
-def sum_columns(parameters: int) -> int:
-    """Columns of one sum over clients: wide, and still several blocks for several threads."""
-    return min(SUM, max(COLUMNS, parameters // 8 // 64 * 64))
-
-
-def blocks(source: Source, groups: Sequence[int], width: int) -> list[ColumnBlock]:
+def blocks(specs: Sequence[TensorSpec], groups: Sequence[int], width: int) -> list[ColumnBlock]:
     """All columns, by group and tensor name: the same sums whatever order a file stores."""
-    sizes = [spec.size for spec in source.specs]
+    sizes = [spec.size for spec in specs]
     offsets = [0, *accumulate(sizes)]
     found: list[ColumnBlock] = []
-    order = sorted(range(len(sizes)), key=lambda t: (groups[t], source.specs[t].name))
+    order = sorted(range(len(sizes)), key=lambda t: (groups[t], specs[t].name))
     for group in sorted(set(groups)):
         parts: list[Range] = []
         start = filled = 0
@@ -80,26 +78,26 @@ def blocks(source: Source, groups: Sequence[int], width: int) -> list[ColumnBloc
     return found
 
 
-def spans(source: Source, groups: Sequence[int], width: int) -> list[tuple[int, int, int]]:
+@lru_cache(maxsize=16)
+def sum_spans(specs: tuple[TensorSpec, ...], groups: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
+    """Spans of one sum over clients: wide, and still several for several threads."""
+    parameters = sum(spec.size for spec in specs)
+    return tuple(spans(specs, groups, min(SUM, max(COLUMNS, parameters // 8 // 64 * 64))))
+
+
+def spans(specs: Sequence[TensorSpec], groups: Sequence[int], width: int) -> list[tuple[int, int, int]]:
     """All columns in the order of the flat update: group, start and stop of at most `width` of one group.
 
-    >>> from fedld.aggregation.sources import MatrixSource, TensorSpec
-    >>> tensors = [TensorSpec("a", (4,)), TensorSpec("b", (3,)), TensorSpec("c", (2,))]
-    >>> spans(MatrixSource(torch.ones(1, 9), tensors), [0, 0, 1], 5)
+    >>> spans([TensorSpec("a", (4,)), TensorSpec("b", (3,)), TensorSpec("c", (2,))], [0, 0, 1], 5)
     [(0, 0, 5), (0, 5, 7), (1, 7, 9)]
     """
     found, start = [], 0
-    sizes = zip(groups, (spec.size for spec in source.specs), strict=True)
+    sizes = zip(groups, (spec.size for spec in specs), strict=True)
     for group, tensors in groupby(sizes, key=itemgetter(0)):
         stop = start + sum(size for _, size in tensors)
         found += [(group, at, min(at + width, stop)) for at in range(start, stop, width)]
         start = stop
     return found
-
-
-def read(source: Source, block: ColumnBlock) -> list[torch.Tensor]:
-    """The columns of every range, (m, b) each."""
-    return [source.read(part.tensor, part.start, part.stop) for part in block.ranges]
 
 
 def side_by_side(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
@@ -140,35 +138,25 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def each(
-    work: Callable[[T], R], tasks: Sequence[T], take: Callable[[R], object] = lambda result: None
-) -> None:
-    """`take(work(task))` for every task, taken in their order: the number of threads changes no bit.
+def each(work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
+    """Give `work(task)` of every task, in their order: the number of threads changes no bit.
 
-    There are as many threads as PyTorch would use here (`torch.set_num_threads`).
+    There are as many threads as PyTorch would use here (`torch.set_num_threads`); until the last result is
+    taken, products of the calling thread run on it alone.
     """
-    with single_threaded_products() as threads:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
         if min(threads, len(tasks)) == 1:
-            for task in tasks:
-                take(work(task))
+            yield from map(work, tasks)
             return
         with ThreadPoolExecutor(min(threads, len(tasks)), initializer=_prepare) as pool:
-            for result in pool.map(work, tasks):
-                take(result)
+            yield from pool.map(work, tasks)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _prepare() -> None:
     """Both settings belong to a thread."""
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-
-
-@contextmanager
-def single_threaded_products() -> Iterator[int]:
-    """PyTorch's products of this thread run on it alone; gives the number of threads there were."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield before
-    finally:
-        torch.set_num_threads(before)

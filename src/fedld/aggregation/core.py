@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -120,43 +121,158 @@ def aggregate(
     names = as_names(updates, clients)
     source = as_source(updates, tensors, names)
     p = as_weights(sizes, weights, names)
-    groups, titles = as_groups(source, granularity)
     check_reference(source, reference)
     check_block(block)
     check_bounds(max_weight, max_update_ratio)
-    sketch = as_sketch(gram, source, granularity)
-    plain = rule.name == "mean" and max_weight is None and max_update_ratio is None and not refused
-    if plain and not report:
-        update, finite = combine(source, np.tile(p, (len(titles), 1)), groups, range(len(p)))
-        if finite:  # else somebody may have to be left out
-            return Aggregate(source.wrap(update), None, rule)
-    grams = exact_gram(source, groups, block) if sketch is None else sketched_gram(source, sketch)
-    keep, rejected = screen(grams.K, names, refused or {}, max_update_ratio, min_clients)
-    grams, claimed = grams.only(keep), p[keep] / p[keep].sum()
-    p = capped(claimed, rule.max_weight if max_weight is None else max_weight)
-    kept = [names[i] for i in keep]
+    checked = Updates(
+        source=source,
+        clients=names,
+        p=p,
+        granularity=granularity,
+        reference=reference,
+        sketch=as_sketch(gram, len(names), sum(spec.size for spec in source.specs), granularity),
+        block=block,
+    )
+    result = combine_updates(
+        checked,
+        rule,
+        trial=trial,
+        propose=propose,
+        bounds=Bounds(max_weight, max_update_ratio, min_clients),
+        refused=refused or {},
+        report=report,
+    )
+    return replace(result, update=source.wrap(result.update))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updates:
+    """Updates whose form is known to be right, with the clients that they come from.
+
+    Attributes:
+        source: the updates.
+        clients: the clients' names, each given once.
+        p: the clients' weights, which add up to one.
+        granularity: one Gram matrix per "model", "layer" or "tensor".
+        reference: flat direction (d,) that the server remembers.
+        sketch: what Gram matrices are computed from; None for exact ones.
+        block: most columns of one product.
+    """
+
+    source: Source
+    clients: Sequence[str]
+    p: Array
+    granularity: str = "model"
+    reference: torch.Tensor | None = None
+    sketch: CountSketch | None = None
+    block: int = COLUMNS
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Largest share of one client, largest length over the median length, least number of clients."""
+
+    max_weight: float | None = None
+    max_update_ratio: float | None = None
+    min_clients: int = 1
+
+
+NO_BOUNDS = Bounds()
+NONE_REFUSED: Mapping[str, str] = MappingProxyType({})
+
+
+@torch.no_grad()
+def combine_updates(
+    updates: Updates,
+    rule: Rule,
+    *,
+    trial: Trial | None = None,
+    propose: bool = False,
+    bounds: Bounds = NO_BOUNDS,
+    refused: Mapping[str, str] = NONE_REFUSED,
+    report: bool = True,
+) -> Aggregate:
+    """Combine updates by a rule: what `aggregate` does after it has checked its inputs.
+
+    Args:
+        updates: the updates and their clients.
+        rule: the rule.
+        trial: what clients measured of the candidate steps.
+        propose: take the average for now and return the candidate steps.
+        bounds: what bounds weights, lengths and the number of clients.
+        refused: clients that the caller leaves out, and why.
+        report: False leaves the diagnostics out.
+
+    Returns:
+        The aggregate, its update flat, and a report.
+
+    Raises:
+        FedLDError: too few updates are finite, or the aggregate is too large.
+    """
+    if not report and rule.name == "mean" and bounds == NO_BOUNDS and not refused:
+        update, finite = _plain_mean(updates)
+        if finite:  # else a client may have to be left out
+            return Aggregate(update, None, rule)
+    problem = _pose(updates, rule, bounds, refused)
+    step = _step(rule, problem, trial, propose)
+    diagnostics = _diagnostics(rule, problem, step) if report else None
+    return Aggregate(step.update, diagnostics, rule, step.candidates)
+
+
+def _plain_mean(updates: Updates) -> tuple[torch.Tensor, bool]:
+    """The weighted mean in one pass, and whether it is finite."""
+    source, p = updates.source, updates.p
+    return combine(source, p[None], (0,) * len(source.specs), range(len(p)))
+
+
+def _pose(updates: Updates, rule: Rule, bounds: Bounds, refused: Mapping[str, str]) -> "Problem":
+    """Compute Gram matrices, and leave out clients that cannot take part."""
+    source, names, sketch = updates.source, updates.clients, updates.sketch
+    groups, titles = as_groups(tuple(source.specs), updates.granularity)
+    grams = exact_gram(source, groups, updates.block) if sketch is None else sketched_gram(source, sketch)
+    keep, rejected = screen(grams.K, names, refused, bounds.max_update_ratio, bounds.min_clients)
+    claimed = updates.p[keep] / updates.p[keep].sum()
+    kept = tuple(names[i] for i in keep)
+    dots: Sequence[Array | None] = [None] * len(titles)
+    if updates.reference is not None:
+        dots = list(inner(source, updates.reference, groups, updates.block)[:, keep])
     # Float32 products carry noise that must not pass for an axis or a conflict.
     precision = 1e-10 if source.dtype == torch.float64 else 1e-6
-    dots = [None] * len(titles) if reference is None else inner(source, reference, groups, block)[:, keep]
-    extras = [Extras(title, precision, dot, tuple(kept)) for title, dot in zip(titles, dots, strict=True)]
-    step = _step(rule, Problem(source, groups, block, keep, kept, p, grams, extras), trial, propose)
-    if not report:
-        return Aggregate(source.wrap(step.update), None, rule, step.candidates)
-    diagnostics = make_report(
+    return Problem(
+        source=source,
+        groups=groups,
+        block=updates.block,
+        keep=keep,
+        names=kept,
+        claimed=claimed,
+        p=capped(claimed, rule.max_weight if bounds.max_weight is None else bounds.max_weight),
+        grams=grams.only(keep),
+        sketch=sketch,
+        precision=precision,
+        extras=[Extras(title, precision, dot, kept) for title, dot in zip(titles, dots, strict=True)],
+        rejected=rejected,
+    )
+
+
+def _diagnostics(rule: Rule, problem: "Problem", step: "Step") -> Report:
+    """What the rule did, in numbers that follow from the Gram matrices."""
+    grams, names, sketch = problem.grams, list(problem.names), problem.sketch
+    K, p, claimed = grams.K.sum(axis=0), problem.p, problem.claimed
+    titles = [extra.group for extra in problem.extras]
+    return make_report(
         rule,
-        grams.K.sum(axis=0),
+        K,
         p,
         step.alignment_to_mean,
-        precision,
-        clients=kept,
-        rejected=rejected,
-        capped={kept[i]: float(claimed[i]) for i in np.flatnonzero(claimed > p)},
-        outliers=outliers(grams.K.sum(axis=0), kept),
+        problem.precision,
+        clients=names,
+        rejected=problem.rejected,
+        capped={names[i]: float(claimed[i]) for i in np.flatnonzero(claimed > p)},
+        outliers=outliers(K, names),
         coefficients={title: row.tolist() for title, row in zip(titles, step.c, strict=False)},
         trial=step.trial,
         sketch=None if sketch is None else sketch_error(sketch, grams.K, step.c, grams.halves, step.halves),
     )
-    return Aggregate(source.wrap(step.update), diagnostics, rule, step.candidates)
 
 
 def location_of(rule: Rule, values: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
@@ -170,18 +286,25 @@ def location_of(rule: Rule, values: torch.Tensor, p: torch.Tensor) -> torch.Tens
     return weighted_median(values, torch.from_numpy(capped(p.double().numpy(), rule.max_weight)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What a rule is applied to: the updates, the clients that take part, their weights and Gram matrices."""
+    """What a rule is applied to: the updates, the clients that take part, their weights and Gram matrices.
+
+    `claimed` are the weights before they were bounded, `rejected` the clients that do not take part.
+    """
 
     source: Source
-    groups: Sequence[int]
+    groups: tuple[int, ...]
     block: int
     keep: Sequence[int]
-    names: Sequence[str]
+    names: tuple[str, ...]
+    claimed: Array
     p: Array
     grams: Grams
+    sketch: CountSketch | None
+    precision: float
     extras: Sequence[Extras]
+    rejected: dict[str, str]
 
     def coefficients(self, rule: GramRule, K: Array) -> Array:
         """c of every group."""

@@ -1,12 +1,13 @@
 """The two passes over the updates: Gram matrices, and the combination G c. Nothing else touches all of G.
 
-Both go over independent blocks of columns on a few threads (`threads.py`); sums are taken in the order of the
+Both go over independent blocks of columns on a few threads (`each`); sums are taken in the order of the
 blocks, so the number of threads changes no bit.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,16 +15,14 @@ import torch
 from fedld.aggregation.blocks import (
     COLUMNS,
     ColumnBlock,
-    block_columns,
     blocks,
     each,
     piece_columns,
-    read,
+    product_blocks,
     scatter,
     scratch,
     side_by_side,
-    spans,
-    sum_columns,
+    sum_spans,
 )
 from fedld.aggregation.report import Alignment
 from fedld.aggregation.rule import Array, CoordinateRule
@@ -47,7 +46,7 @@ class Grams:
         return Grams(self.K[:, keep][:, :, keep], tuple(half[:, keep][:, :, keep] for half in self.halves))
 
 
-def gram(source: Source, groups: Sequence[int], columns: int = COLUMNS) -> Grams:
+def gram(source: Source, groups: tuple[int, ...], columns: int = COLUMNS) -> Grams:
     """(groups, m, m) Gram matrices in float64; tensor t belongs to group groups[t].
 
     The matrix of a group is the sum of its tensors' matrices: a coarser granularity is a plain sum, and so is
@@ -56,13 +55,13 @@ def gram(source: Source, groups: Sequence[int], columns: int = COLUMNS) -> Grams
     width = piece_columns(source.clients, columns)
     K = torch.zeros((max(groups) + 1, source.clients, source.clients), dtype=torch.float64)
 
-    def work(block: ColumnBlock) -> tuple[int, torch.Tensor]:
-        return block.group, parts_gram(read(source, block), width).cpu()
+    def work(block: ColumnBlock) -> torch.Tensor:
+        parts = [source.read(part.tensor, part.start, part.stop) for part in block.ranges]
+        return parts_gram(parts, width).cpu()
 
-    def take(result: tuple[int, torch.Tensor]) -> None:
-        K[result[0]] += result[1]
-
-    each(work, blocks(source, groups, block_columns(source.clients, width)), take)
+    every = product_blocks(tuple(source.specs), groups, source.clients, width)
+    for block, product in zip(every, each(work, every), strict=True):
+        K[block.group] += product
     return Grams(K.numpy())
 
 
@@ -104,25 +103,27 @@ def sketched_gram(source: Source, sketch: CountSketch) -> Grams:
         part = torch.zeros(m, k, dtype=found.dtype, device=source.device)
         for block in some:
             at = block.start
-            for columns in read(source, block):
+            for span in block.ranges:
+                columns = source.read(span.tensor, span.start, span.stop)
                 sketch.add(part, columns, at)
                 at += columns.shape[1]
         return part.cpu()
 
-    every = blocks(source, [0] * len(source.specs), TURNS * k)
+    every = blocks(source.specs, [0] * len(source.specs), TURNS * k)
     share = -(-len(every) // TASKS)  # each task has a sketch of its own, so there are few
-    each(work, [every[at : at + share] for at in range(0, len(every), share)], found.add_)
-    width, products = piece_columns(m), list[Array]()
-    each(lambda half: parts_gram([half], width).numpy(), torch.split(found, k // 2, dim=1), products.append)
-    first, second = (product[None] for product in products)
+    for part in each(work, [every[at : at + share] for at in range(0, len(every), share)]):
+        found.add_(part)
+    width = piece_columns(m)
+    halves = [[half] for half in torch.split(found, k // 2, dim=1)]
+    first, second = (product.numpy()[None] for product in each(partial(parts_gram, width=width), halves))
     return Grams(first + second, (2 * first, 2 * second))
 
 
 def combine(
-    source: Source, c: Array, groups: Sequence[int], keep: Sequence[int]
+    source: Source, c: Array, groups: tuple[int, ...], keep: Sequence[int]
 ) -> tuple[torch.Tensor, bool]:
     """The aggregate (d,), c_g @ G over the kept clients, and whether its sum is finite."""
-    out, dtype, finite = empty_update(source), working_dtype(source.dtype), True
+    out, dtype = empty_update(source), working_dtype(source.dtype)
 
     def work(span: tuple[int, int, int]) -> bool:
         group, start, stop = span
@@ -131,12 +132,8 @@ def combine(
         values = out[start:stop].copy_(weighted_sum(rows))
         return math.isfinite(values.sum(dtype=dtype))
 
-    def take(result: bool) -> None:
-        nonlocal finite
-        finite &= result
-
-    each(work, spans(source, groups, sum_columns(len(out))), take)
-    return out, finite
+    finite = [*each(work, sum_spans(tuple(source.specs), groups))]
+    return out, all(finite)
 
 
 def weighted_sum(rows: Iterable[tuple[torch.Tensor, float]]) -> torch.Tensor:
@@ -161,11 +158,12 @@ def coordinates(
     """The aggregate (d,) of a rule outside Gram space, and its inner products, gathered on the way."""
     out, dtype = empty_update(source), working_dtype(source.dtype)
     weights = torch.from_numpy(p).to(source.device)
-    width, groups = piece_columns(source.clients, columns), [0] * len(source.specs)
+    width, groups = piece_columns(source.clients, columns), (0,) * len(source.specs)
     total = Alignment(0.0, np.zeros(len(keep)))
 
     def work(block: ColumnBlock) -> list[Alignment]:
-        parts = [kept_rows(part, keep) for part in read(source, block)]
+        read = [source.read(part.tensor, part.start, part.stop) for part in block.ranges]
+        parts = [kept_rows(part, keep) for part in read]
         products, found = [], []
         for piece in torch.split(side_by_side(parts, dtype), width, dim=1):
             products.append(rule(piece, weights))
@@ -174,30 +172,27 @@ def coordinates(
         scatter(out, block, torch.cat(products))
         return found
 
-    def take(result: list[Alignment]) -> None:
-        nonlocal total
-        for one in result:
-            total = Alignment(total.square + one.square, total.dots + one.dots)
-
-    each(work, blocks(source, groups, block_columns(source.clients, width)), take)
+    for found in each(work, product_blocks(tuple(source.specs), groups, source.clients, width)):
+        for part in found:
+            total = Alignment(total.square + part.square, total.dots + part.dots)
     return out, total
 
 
-def inner(source: Source, vector: torch.Tensor, groups: Sequence[int], columns: int = COLUMNS) -> Array:
+def inner(source: Source, vector: torch.Tensor, groups: tuple[int, ...], columns: int = COLUMNS) -> Array:
     """(groups, m) inner products of every update with one flat vector (d,)."""
     dots = torch.zeros((max(groups) + 1, source.clients), dtype=torch.float64)
     width = piece_columns(source.clients, columns)
 
-    def work(block: ColumnBlock) -> tuple[int, torch.Tensor]:
+    def work(block: ColumnBlock) -> torch.Tensor:
         other = torch.cat([vector[part.place] for part in block.ranges]).to(source.device, torch.float64)
-        pieces = torch.split(side_by_side(read(source, block), torch.float64), width, dim=1)
+        parts = [source.read(part.tensor, part.start, part.stop) for part in block.ranges]
+        pieces = torch.split(side_by_side(parts, torch.float64), width, dim=1)
         both = zip(pieces, torch.split(other, width), strict=True)
-        return block.group, torch.stack([piece @ columns.clone() for piece, columns in both]).sum(dim=0).cpu()
+        return torch.stack([piece @ columns.clone() for piece, columns in both]).sum(dim=0).cpu()
 
-    def take(result: tuple[int, torch.Tensor]) -> None:
-        dots[result[0]] += result[1]
-
-    each(work, blocks(source, groups, block_columns(source.clients, width)), take)
+    every = product_blocks(tuple(source.specs), groups, source.clients, width)
+    for block, product in zip(every, each(work, every), strict=True):
+        dots[block.group] += product
     return dots.numpy()
 
 

@@ -1,6 +1,7 @@
 """What a user gave, checked before any work: every mistake is one sentence that names the thing."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from fedld.aggregation.rule import Array, Rule, make_rule
 from fedld.aggregation.sketch import CountSketch
-from fedld.aggregation.sources import Source, file_source, matrix_source, state_source
+from fedld.aggregation.sources import Source, TensorSpec, file_source, matrix_source, state_source
 from fedld.errors import FedLDError, nearest
 
 EXACT_CLIENTS, EXACT_WORK = 100, 10**11  # beyond both, in clients m and in m^2 d, Gram matrices are sketched
@@ -87,17 +88,18 @@ def check_bounds(max_weight: float | None, max_update_ratio: float | None) -> No
         raise FedLDError(f"max_update_ratio = {max_update_ratio!r} is not a number of at least 1")
 
 
-def as_groups(source: Source, granularity: str) -> tuple[list[int], list[str]]:
-    """Group of each tensor, and the groups' names."""
+@lru_cache(maxsize=16)
+def as_groups(specs: tuple[TensorSpec, ...], granularity: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Group of each tensor, and the groups' names; the same in every round of a run."""
     titles = {
-        "model": ["model"] * len(source.specs),
-        "layer": [spec.layer for spec in source.specs],
-        "tensor": [spec.name for spec in source.specs],
+        "model": ["model"] * len(specs),
+        "layer": [spec.layer for spec in specs],
+        "tensor": [spec.name for spec in specs],
     }
     if granularity not in titles:
         raise FedLDError(f"granularity = {granularity!r} is not valid: {nearest(granularity, list(titles))}")
     order = {title: i for i, title in enumerate(sorted(set(titles[granularity])))}
-    return [order[title] for title in titles[granularity]], list(order)
+    return tuple(order[title] for title in titles[granularity]), tuple(order)
 
 
 def check_reference(source: Source, reference: torch.Tensor | None) -> None:
@@ -115,12 +117,11 @@ def check_block(block: int) -> None:
         raise FedLDError(f"block = {block} is not a number of columns")
 
 
-def as_sketch(gram: str | CountSketch, source: Source, granularity: str) -> CountSketch | None:
-    """The sketch that Gram matrices are computed from; None for exact ones."""
+def as_sketch(gram: str | CountSketch, clients: int, size: int, granularity: str) -> CountSketch | None:
+    """The sketch that Gram matrices of such updates are computed from; None for exact ones."""
     if gram not in ("auto", "exact", "sketch") and not isinstance(gram, CountSketch):
         raise FedLDError(f"gram = {gram!r} is not valid: {nearest(str(gram), ['auto', 'exact', 'sketch'])}")
-    m, d = source.clients, sum(spec.size for spec in source.specs)
-    large = m > EXACT_CLIENTS and m * m * d > EXACT_WORK
+    large = clients > EXACT_CLIENTS and clients * clients * size > EXACT_WORK
     if gram == "exact" or (gram == "auto" and not (large and granularity == "model")):
         return None
     if granularity != "model":
@@ -128,6 +129,6 @@ def as_sketch(gram: str | CountSketch, source: Source, granularity: str) -> Coun
     if isinstance(gram, CountSketch):
         return gram
     short = 1 << max(
-        6, (d // 8).bit_length() - 1
-    )  # the estimate of its error needs several numbers per bucket
-    return CountSketch(min(16384 if m <= 256 else 8192, short))
+        6, (size // 8).bit_length() - 1
+    )  # its error is estimated from several numbers per bucket
+    return CountSketch(min(16384 if clients <= 256 else 8192, short))

@@ -253,17 +253,13 @@ NO_VOTE = 1e-6  # |<g_i, u_l>| up to this fraction of |g_i| is rounding, not an 
 class Spectrum:
     """Axes u_l = G e_l / sqrt(lambda_l), largest eigenvalue first; null axes are left out.
 
-    `values` holds all m eigenvalues (clipped at 0), `vectors` only the e_l of the axes that exist.
+    `values` holds all m eigenvalues (clipped at 0), `vectors` only the e_l of the `rank` axes that exist.
     """
 
     values: Array
     vectors: Array
     norms: Array
-
-    @property
-    def rank(self) -> int:
-        """Number of axes that exist."""
-        return int(self.vectors.shape[1])
+    rank: int
 
     def projections(self, axes: int) -> Array:
         """(m, axes) inner products <g_i, u_l> = sqrt(lambda_l) e_l[i]."""
@@ -285,4 +281,4 @@ def spectrum(K: Array, precision: float = 1e-10) -> Spectrum:
     values, vectors = np.linalg.eigh(K)
     values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
     rank = int(np.sum(values > precision * values[0])) if values[0] > 0 else 0
-    return Spectrum(values, vectors[:, :rank], np.sqrt(np.diagonal(K)))
+    return Spectrum(values, vectors[:, :rank], np.sqrt(np.diagonal(K)), rank)

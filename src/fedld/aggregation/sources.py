@@ -10,7 +10,7 @@ import tokenize
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -33,7 +33,7 @@ class TensorSpec:
     name: str
     shape: Shape
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of parameters."""
         return math.prod(self.shape)
@@ -78,33 +78,13 @@ class Source(Protocol):
         """The flat aggregate (d,) in the form the updates came in."""
 
 
-@dataclass(frozen=True)
 class MatrixSource:
-    """An (m, d) matrix; `tensors` names the column ranges. The rows may be slices of a wider buffer."""
+    """An (m, d) matrix; `specs` names the column ranges. The rows may be slices of a wider buffer."""
 
-    matrix: torch.Tensor
-    specs: Sequence[TensorSpec]
-    numpy: bool = False
-
-    @property
-    def clients(self) -> int:
-        """Number of rows."""
-        return self.matrix.shape[0]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the matrix."""
-        return self.matrix.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the matrix."""
-        return self.matrix.device
-
-    @cached_property
-    def offsets(self) -> list[int]:
-        """First column of each tensor."""
-        return [0, *accumulate(spec.size for spec in self.specs)]
+    def __init__(self, matrix: torch.Tensor, specs: Sequence[TensorSpec], *, numpy: bool = False) -> None:
+        self.matrix, self.specs, self.numpy = matrix, tuple(specs), numpy
+        self.clients, self.dtype, self.device = matrix.shape[0], matrix.dtype, matrix.device
+        self.offsets = [0, *accumulate(spec.size for spec in self.specs)]
 
     def read(self, index: int, start: int, stop: int) -> torch.Tensor:
         """A view, never a copy."""
@@ -182,14 +162,20 @@ def matrix_source(updates: Any, tensors: Sequence[tuple[str, int]] | None) -> Ma
         raise FedLDError(
             f"updates must be a matrix (clients, parameters), not of shape {tuple(matrix.shape)}"
         )
-    specs = [TensorSpec(name, (int(size),)) for name, size in tensors or [("update", matrix.shape[1])]]
+    specs = column_specs(tuple(tensors) if tensors else (("update", matrix.shape[1]),))
     names = [spec.name for spec in specs]
     if len(set(names)) < len(names):
         raise FedLDError(f"tensor name '{max(names, key=names.count)}' is given twice")
     total = sum(spec.size for spec in specs)
     if total != matrix.shape[1]:
         raise FedLDError(f"the tensors add up to {total} parameters, but the updates have {matrix.shape[1]}")
-    return MatrixSource(matrix, specs, isinstance(updates, np.ndarray))
+    return MatrixSource(matrix, specs, numpy=isinstance(updates, np.ndarray))
+
+
+@lru_cache(maxsize=8)
+def column_specs(tensors: tuple[tuple[str, int], ...]) -> tuple[TensorSpec, ...]:
+    """Tensors that make up the columns of a matrix, from their names and lengths."""
+    return tuple(TensorSpec(name, (int(size),)) for name, size in tensors)
 
 
 def state_source(states: Sequence[Mapping[str, torch.Tensor]], clients: Sequence[str]) -> StateDictSource:

@@ -26,7 +26,7 @@ class Draws:
 
     def training_images(self, client: str, round_: int) -> Positions:
         """Give the images that a client trains on in a round: all but the held-out ones."""
-        return self._train(client)[~self._held_out(client, round_)]
+        return self.setup.federation.client(client).train[~self._held_out(client, round_)]
 
     def candidates(self, client: str, round_: int, limit: int) -> Positions:
         """The images on which a client measures the candidate steps of a round.
@@ -37,7 +37,7 @@ class Draws:
         kept = self.setup.federation.client(client).validation
         if len(kept):
             return self.part(client, kept, limit, "candidates", round_)
-        train, out = self._train(client), self._held_out(client, round_)
+        train, out = self.setup.federation.client(client).train, self._held_out(client, round_)
         if not out.any():
             return self.part(client, train, limit, "candidates", round_)
         generator = numpy_generator(self.seed, "candidates", round_, client, int(out.sum()))
@@ -46,7 +46,7 @@ class Draws:
 
     def _held_out(self, client: str, round_: int) -> Mask:
         """Mask of a client's training images: every class in proportion, and whole patients."""
-        train = self._train(client)
+        train = self.setup.federation.client(client).train
         none = np.zeros(len(train), bool)
         share = self.setup.method.rule.held_out(max(len(train), 1))
         if not share or not len(train) or len(self.setup.federation.client(client).validation):
@@ -60,9 +60,6 @@ class Draws:
     def enough(self, out: int, left: int) -> bool:
         """Say whether images may be held out where so many are left; BatchNorm needs at least two."""
         return left >= max(out, 2)
-
-    def _train(self, client: str) -> Positions:
-        return self.setup.federation.client(client).train
 
     @cached_property
     def _patients(self) -> NDArray[np.str_] | None:

@@ -18,11 +18,11 @@ from fedld.engine.jobs import (
     SharedMemory,
     TrainJob,
 )
-from fedld.engine.recording import exclusion, total, traffic
+from fedld.engine.recording import exclusion
 from fedld.engine.screening import long_messages
 from fedld.engine.summing import Adder, Combiner, sum_of_messages
 from fedld.errors import FedLDError
-from fedld.layout import Tree
+from fedld.layout import Tree, tree_bytes
 from fedld.methods import Messages, Server
 from fedld.records.schema import Event, Traffic
 from fedld.records.writer import RunDirectory
@@ -56,7 +56,8 @@ class Exchange:
     ) -> None:
         self.setup, self.state, self.memory, self.backend = setup, state, memory, backend
         self.directory, self.progress, self.again = directory, progress, again
-        self._bytes: list[Traffic] = []
+        self._bytes: Traffic = {"bytes_up": 0, "bytes_down": 0}
+        self._common: Tree = {}  # what every client got in the last exchange
         self._asked: Server | None = None  # whose messages to single clients are known
         self._messages: dict[str, Tree] = {}
 
@@ -94,8 +95,8 @@ class Exchange:
         """
         limit, round_ = self.setup.experiment.round_timeout, self.state.round
         deadline = None if limit is None else time.monotonic() + limit
-        common = self.setup.method.broadcast(self.state.server)
-        found = self.backend.run([*jobs.values()], common, self._client_done, deadline)
+        self._common = self.setup.method.broadcast(self.state.server)
+        found = self.backend.run([*jobs.values()], self._common, self._client_done, deadline)
         results = dict(zip(jobs, found, strict=True))
         for key, job in jobs.items():
             result = results[key]
@@ -176,17 +177,35 @@ class Exchange:
         }
 
     def count(self, received: Sequence[Tree], sent: Sequence[Tree], *, updates: bool) -> None:
-        """Enter the bytes of an exchange into the round's account."""
-        self._bytes.append(traffic(self.setup, self.state.server, received, sent, updates=updates))
+        """Enter the bytes of the last exchange into the round's account: counted, not estimated.
 
-    def enter(self, bytes_: Traffic) -> None:
-        """Enter the bytes of an exchange that were counted elsewhere."""
-        self._bytes.append(bytes_)
+        Args:
+            received: The messages of all clients that replied.
+            sent: The messages that the clients of this round got for themselves.
+            updates: Whether each message came beside an update.
+        """
+        model, common = 4 * self.setup.layout.shared_size, tree_bytes(self._common)
+        update = self.setup.update_bytes if updates else 0
+        self.enter(
+            {
+                "bytes_up": update * len(received) + sum(tree_bytes(message) for message in received),
+                "bytes_down": sum((0 if "weights" in m else model) + common + tree_bytes(m) for m in sent),
+            }
+        )
+
+    def enter(self, exchange: Traffic) -> None:
+        """Enter the bytes of an exchange, and the seconds of a measurement, into the round's account."""
+        account = self._bytes
+        account["bytes_up"] += exchange["bytes_up"]
+        account["bytes_down"] += exchange["bytes_down"]
+        if "measuring_seconds" in exchange:
+            seconds = account.get("measuring_seconds", 0.0)
+            account["measuring_seconds"] = seconds + exchange["measuring_seconds"]
 
     def settle(self) -> Traffic:
-        """Bytes of all exchanges since the last call."""
-        bytes_, self._bytes = total(self._bytes), []
-        return bytes_
+        """Give the account since the last call, and begin a new one."""
+        account, self._bytes = self._bytes, {"bytes_up": 0, "bytes_down": 0}
+        return account
 
     def what_is_kept(self) -> str:
         """What is left of a run that ends here, and how to go on."""

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from fedld.analysis.sites import CaseResult, SiteResult
 from fedld.config.experiment import Experiment
 from fedld.config.resolve import make_metrics, make_schedule, make_task, make_training, make_transforms
 from fedld.data import Federation
-from fedld.layout import Layout, Tree
+from fedld.layout import Layout, Tree, tree_bytes
 from fedld.local import Training
 from fedld.local.private import PrivateSteps
 from fedld.local.schedule import Schedule
@@ -115,7 +116,7 @@ class Setup:
     one_body: bool = False  # clients' models differ only in what comes after the features
     parts: "Parts" = field(kw_only=True)
 
-    @property
+    @cached_property
     def personalised(self) -> bool:
         """Whether clients predict with models of their own: by their method, or by their own statistics."""
         return self.method.personalised or self.layout.size > self.layout.shared_end
@@ -125,7 +126,7 @@ class Setup:
         """Whether features and head give the network's bits when they are computed apart."""
         return not self.experiment.compile and self.experiment.dtype == "float32"
 
-    @property
+    @cached_property
     def transforms(self) -> Chain:
         """What happens to updates on their way to the server."""
         return self.parts.transforms
@@ -135,12 +136,17 @@ class Setup:
         """A message of the form that every client's update has on its way."""
         return self.transforms.template(self.layout)
 
-    @property
+    @cached_property
+    def update_bytes(self) -> int:
+        """Bytes of a client's update on its way."""
+        return tree_bytes(self.update_form)
+
+    @cached_property
     def task(self) -> Task:
         """What is learned."""
         return self.parts.task
 
-    @property
+    @cached_property
     def metrics(self) -> dict[str, Measure]:
         """The user's measures beside those of the task, by name."""
         return self.parts.metrics
@@ -154,6 +160,25 @@ class Setup:
     def rows(self) -> dict[str, int]:
         """Every client's row in matrices over all clients."""
         return {name: row for row, name in enumerate(self.sizes)}
+
+    @cached_property
+    def label_counts(self) -> dict[str, list[int]]:
+        """Every client's training samples by class."""
+        return dict(zip(self.sizes, self.federation.label_counts().tolist(), strict=True))
+
+    @cached_property
+    def test_labels(self) -> Tensor:
+        """Labels of the global test set."""
+        return torch.from_numpy(np.array(self.federation.labels[self.federation.test]))
+
+    @cached_property
+    def client_tests(self) -> dict[str, NDArray[np.int64]]:
+        """Where in the global test set each client's own test images lie, of those who have any."""
+        federation = self.federation
+        place = np.full(len(federation.labels), -1)  # of every image in the test set
+        place[federation.test] = np.arange(len(federation.test))
+        found = {client.name: place[client.test] for client in federation.clients if len(client.test)}
+        return {name: at[at >= 0] for name, at in found.items()}
 
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]

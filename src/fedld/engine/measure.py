@@ -10,8 +10,6 @@ from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedld.analysis import decompose_line
@@ -74,10 +72,9 @@ def evaluation_line(
     if not any(isinstance(job, TestJob) for job, _ in pairs):
         return _personal(setup, [*found.values()])
     task = setup.task
-    labels = test_labels(setup)
+    labels = setup.test_labels
     test = task.sample_tally(logits, labels)
-    own = _own_tests(setup)
-    parts = {client: task.sample_tally(logits[at], labels[at]) for client, at in own.items()}
+    parts = {name: task.sample_tally(logits[at], labels[at]) for name, at in setup.client_tests.items()}
     by_client = {client: _brief(setup, part) for client, part in parts.items()}
     line: Evaluation = {"test": task.scores(test, setup.metrics) | worst_client(task.measures, by_client)}
     if by_client:
@@ -85,7 +82,7 @@ def evaluation_line(
     if _personal_due(setup, round_):
         shared = [found.get(name) or Personal(test, parts.get(name)) for name in setup.sizes]
         line |= _personal(setup, shared)
-    return line | _validation(setup, pairs)
+    return line if setup.experiment.validation is None else line | _validation(setup, pairs)
 
 
 def _brief(setup: Setup, tally: SampleTally) -> Scores:
@@ -96,7 +93,7 @@ def _brief(setup: Setup, tally: SampleTally) -> Scores:
 
 def predictions(setup: Setup, logits: Tensor) -> Predictions:
     """Confusion matrix and calibration of the final global model."""
-    labels = test_labels(setup)
+    labels = setup.test_labels
     found = calibration(logits, labels)
     return {
         "classes": list(setup.federation.classes),
@@ -143,20 +140,6 @@ def origin_of_tests(federation: Federation) -> tuple[list[str], list[str]]:
 def output_names(federation: Federation) -> tuple[str, ...]:
     """Name the outputs of a model."""
     return federation.classes
-
-
-def test_labels(setup: Setup) -> Tensor:
-    """Labels of the global test set."""
-    return torch.from_numpy(np.array(setup.federation.labels[setup.federation.test]))
-
-
-def _own_tests(setup: Setup) -> dict[str, NDArray[np.int64]]:
-    """Where in the global test set each client's own test images lie, of those who have any."""
-    federation = setup.federation
-    place = np.full(len(federation.labels), -1)  # of every image in the test set
-    place[federation.test] = np.arange(len(federation.test))
-    found = {client.name: place[client.test] for client in federation.clients if len(client.test)}
-    return {name: at[at >= 0] for name, at in found.items()}
 
 
 def _validation(setup: Setup, pairs: Sequence[tuple[Job, Any]]) -> Evaluation:

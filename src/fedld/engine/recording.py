@@ -1,6 +1,6 @@
 """The records of a training round: one line for the round, one for every client."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -10,9 +10,8 @@ from torch import Tensor
 
 from fedld.aggregation import Aggregate
 from fedld.engine.jobs import Failure, Setup, Trained
-from fedld.layout import Tree
 from fedld.local.client import MEASURED
-from fedld.methods import Replies, Server
+from fedld.methods import Replies
 from fedld.records.schema import ClientLine, ConflictLine, Reason, RoundLine, Traffic, TrainingRecord
 
 GRAM_CLIENTS = 100
@@ -62,14 +61,14 @@ def client_lines(
 
     Of clients that are `summed` the server saw no single update: their lengths and angles are not known.
     """
-    report, counts = combined.report, setup.federation.label_counts(results).tolist()
+    report = combined.report
     lines: list[ClientLine] = []
     place = {name: k for k, name in enumerate(report.clients)}
-    for (name, result), labels in zip(results.items(), counts, strict=True):
+    for name, result in results.items():
         row, size = setup.rows[name], setup.sizes[name]
         line: ClientLine = {"round": round_, "client": name, "index": row, "size": size}
         if not setup.federation.client(name).untold:
-            line["label_counts"] = labels
+            line["label_counts"] = setup.label_counts[name]
         if isinstance(result, Trained):
             line = {**line, **_training(setup, result)}
         if name in place:
@@ -128,33 +127,6 @@ def reason(result: Any) -> Reason:
     return "rejected" if result.finite else "not finite"
 
 
-def traffic(
-    setup: Setup, server: Server, received: Sequence[Tree], sent: Sequence[Tree], *, updates: bool
-) -> Traffic:
-    """Bytes of one exchange, up and down: shared weights and messages, counted, not estimated.
-
-    `received` are the messages of all clients that replied, each beside an update where there are `updates`;
-    `sent` are the messages that the clients of this round got for themselves.
-    """
-    model, common = 4 * setup.layout.shared_size, _bytes(setup.method.broadcast(server))
-    update = _bytes(setup.update_form) if updates else 0
-    return {
-        "bytes_up": update * len(received) + sum(_bytes(message) for message in received),
-        "bytes_down": sum((0 if "weights" in m else model) + common + _bytes(m) for m in sent),
-    }
-
-
-def total(exchanges: Sequence[Traffic]) -> Traffic:
-    """Bytes of all exchanges of a round."""
-    found: Traffic = {
-        "bytes_up": sum(one["bytes_up"] for one in exchanges),
-        "bytes_down": sum(one["bytes_down"] for one in exchanges),
-    }
-    if measuring := [one["measuring_seconds"] for one in exchanges if "measuring_seconds" in one]:
-        found["measuring_seconds"] = sum(measuring)
-    return found
-
-
 def buffer_disagreement(replies: Replies) -> float | None:
     """How far clients' BatchNorm means lie apart, in units of the running standard deviation."""
     places = {e.name: slice(e.start, e.start + e.size) for e in replies.layout.entries if not e.private}
@@ -167,7 +139,3 @@ def buffer_disagreement(replies: Replies) -> float | None:
         deviation = variance.mean(0).sqrt().clamp_min(1e-6)
         spreads.append((replies.updates[:, places[name]].std(0) / deviation).mean())
     return float(torch.stack(spreads).mean())
-
-
-def _bytes(tree: Tree) -> int:
-    return sum(t.numel() * t.element_size() for t in tree.values())

@@ -36,7 +36,7 @@ from fedld.engine.measure import (
 from fedld.engine.preparing import prepare_round
 from fedld.engine.private import spend_budgets
 from fedld.engine.recording import client_lines, conflict_line, round_line
-from fedld.engine.screening import refusals, unexplained
+from fedld.engine.screening import refusals
 from fedld.engine.setup import sample
 from fedld.engine.summing import choose_by_sums, combined_updates, sum_of_updates
 from fedld.errors import FedLDError
@@ -107,7 +107,10 @@ def train(
     round_ = exchange.state.round + 1
     jobs = {name: TrainJob(round_, slot, exchange.incoming(name)) for slot, name in enumerate(sampled)}
     present = {name: job for name, job in jobs.items() if name not in missing}
-    spend_budgets(exchange.setup.experiment, exchange.setup.private, present, exchange.directory.path.name)
+    if exchange.setup.private:
+        spend_budgets(
+            exchange.setup.experiment, exchange.setup.private, present, exchange.directory.path.name
+        )
     evaluation = _evaluation(exchange, pending, set(present))
     together: dict[tuple[str, str | int], Job] = {("train", name): job for name, job in present.items()}
     together |= {("evaluate", number): job for number, job in evaluation.items()}
@@ -169,10 +172,8 @@ def accept(exchange: Exchange, trainings: Trainings) -> Accepted:
     if setup.transforms.sums_only is not None:
         return _accept_sum(exchange, trainings, finite, rows)
     messages = {name: one.message for name, one in finite.items()}
-    refused = refusals(setup.method, setup.layout, rows, messages)
-    if not setup.transforms:  # which change updates, but not the messages beside them
-        sound = {name: row for name, row in rows.items() if name not in refused}
-        refused |= unexplained(setup.method, exchange.state.server, setup.layout, sound, messages)
+    before = None if setup.transforms else exchange.state.server
+    refused = refusals(setup.method, setup.layout, rows, messages, before)
     trained = {name: one for name, one in finite.items() if name not in refused}
     exchange.check_quorum(trainings.results, trained, refused)
     jobs = {name: trainings.jobs[name] for name in trained}

@@ -17,15 +17,22 @@ from fedld.methods import Method, Server
 
 
 def refusals(
-    method: Method, layout: Layout, updates: Mapping[str, Tensor], messages: Mapping[str, Tree]
+    method: Method,
+    layout: Layout,
+    updates: Mapping[str, Tensor],
+    messages: Mapping[str, Tree],
+    server: Server | None,
 ) -> dict[str, str]:
     """Find the replies of a round that cannot be used.
 
     Args:
-        method: Its `max_update_ratio` bounds the updates' lengths.
+        method: Its `max_update_ratio` bounds the updates' lengths; its `update_problem` says which updates
+            and messages do not belong together.
         layout: Layout of the updates.
         updates: A vector per client.
         messages: What each of these clients sent beside its update.
+        server: The server's state before the round. None where transforms have changed the updates, which
+            then need not agree with the messages.
 
     Returns:
         Why a client is refused, by name; lengths are compared among the clients without another fault.
@@ -33,39 +40,26 @@ def refusals(
     refused: dict[str, str] = {}
     lengths: dict[str, float] = {}
     for client, update in updates.items():
-        if problem := _problem(layout, update, messages[client]):
+        length = float(torch.linalg.vector_norm(update[: layout.shared], dtype=torch.float64))
+        if problem := _problem(layout, update, length, messages[client]):
             refused[client] = problem
         else:
-            lengths[client] = _length(layout.shared_parameters(update))
-    return refused | too_long(np.array([*lengths.values()]), [*lengths], method.max_update_ratio)
-
-
-def unexplained(
-    method: Method,
-    server: Server,
-    layout: Layout,
-    updates: Mapping[str, Tensor],
-    messages: Mapping[str, Tree],
-) -> dict[str, str]:
-    """Find the clients whose update and message do not belong together.
-
-    Args:
-        method: Its `update_problem` decides.
-        server: The server's state before the round.
-        layout: Layout of the updates.
-        updates: A vector per client, as the client made it.
-        messages: What each of these clients sent beside its update.
-
-    Returns:
-        Why a client is refused, by name.
-    """
-    found = {c: method.update_problem(server, layout, update, messages[c]) for c, update in updates.items()}
-    return {client: problem for client, problem in found.items() if problem is not None}
+            lengths[client] = length
+    if method.max_update_ratio is not None:
+        refused |= too_long(np.array([*lengths.values()]), [*lengths], method.max_update_ratio)
+    if server is None:
+        return refused
+    for client in [name for name in lengths if name not in refused]:
+        if problem := method.update_problem(server, layout, updates[client], messages[client]):
+            refused[client] = problem
+    return refused
 
 
 def long_messages(method: Method, messages: Mapping[str, Tree]) -> dict[str, str]:
     """Find the clients whose preparation is too long by one of the method's `prepared_lengths`."""
     refused: dict[str, str] = {}
+    if method.max_update_ratio is None:
+        return refused
     found = {client: method.prepared_lengths(message) for client, message in messages.items()}
     for key in sorted({key for lengths in found.values() for key in lengths}):
         lengths = {client: one[key] for client, one in found.items() if key in one}
@@ -73,12 +67,11 @@ def long_messages(method: Method, messages: Mapping[str, Tree]) -> dict[str, str
     return refused
 
 
-def _problem(layout: Layout, update: Tensor, message: Tree) -> str | None:
+def _problem(layout: Layout, update: Tensor, length: float, message: Tree) -> str | None:
     """Why a reply cannot be used, whatever the others sent; None if it can."""
     for key, value in message.items():
         if value.is_floating_point() and key != "statistics" and not bool(value.isfinite().all()):
             return f"its message '{key}' is not finite"
-    length = _length(layout.shared_parameters(update))
     if not math.isfinite(length):
         return f"its update holds {'NaN' if math.isnan(length) else 'infinite or too large numbers'}"
     vector = update
@@ -89,7 +82,3 @@ def _problem(layout: Layout, update: Tensor, message: Tree) -> str | None:
     sent = [entry for entry in buffers if not entry.private or "statistics" in message]
     problems = (statistic_problem(entry.name, entry.view(vector)) for entry in sent)
     return next(filter(None, problems), None)
-
-
-def _length(vector: Tensor) -> float:
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))

@@ -73,6 +73,7 @@ class Worker:
         self.common: Tree = {}
         self.kept: Tree = {}  # of the client that trains: what it kept for the transforms of its last update
         self.sent: Tree = {}  # the last update as it travels, where there are transforms
+        self.output_shape = setup.federation.output_shape
         self._samples = lru_cache(maxsize=64)(self._make_samples)
 
     @singledispatchmethod
@@ -333,7 +334,7 @@ class Worker:
     def logits(self, samples: Samples) -> Tensor:
         """Logits of all samples, in eval mode."""
         self.flat.model.eval()
-        out = torch.empty(len(samples), *self.setup.federation.output_shape)
+        out = torch.empty(len(samples), *self.output_shape)
         for start in range(0, len(samples), EVAL_BATCH):
             images, _ = samples.batch(slice(start, start + EVAL_BATCH))
             with self.setup.parts.training.autocast(images.device.type):

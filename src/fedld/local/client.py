@@ -92,6 +92,9 @@ class LocalClient:
         name: the client's name.
         round: number of the round.
         flat: the model as one vector; it holds the incoming weights at first.
+        model: the network; its parameters are views of `weights`.
+        layout: where the parameters lie in `weights`.
+        incoming: the vector of the incoming model.
         samples: all training samples.
         training: learning rate, batch size, epochs and the like.
         seed: the run's seed.
@@ -128,16 +131,8 @@ class LocalClient:
 
     def __post_init__(self) -> None:
         self.incoming = self.flat.vector.clone()
-
-    @property
-    def model(self) -> nn.Module:
-        """The network; its parameters are views of `weights`."""
-        return self.flat.model
-
-    @property
-    def layout(self) -> Layout:
-        """Where the parameters lie in `weights`."""
-        return self.flat.layout
+        self.model: nn.Module = self.flat.model
+        self.layout: Layout = self.flat.layout
 
     @property
     def rate(self) -> float:
@@ -181,7 +176,8 @@ class LocalClient:
         """
         if only is not None and not only:
             return  # with a frozen trunk a method's own division may leave a part empty
-        self._check_steps(epochs)
+        if self.most_steps is not None:
+            self._check_steps(epochs, self.most_steps)
         setting, flat = self.training, self.flat
         rate, first = (lr or setting.lr) * setting.factor, self.steps
         optimiser = self._optimiser(rate, only, lr is None, corrected=correction is not None)
@@ -239,17 +235,15 @@ class LocalClient:
             moments=kept if setting.optimiser.keeps_moments else None,
         )
 
-    def _check_steps(self, epochs: int | None) -> None:
+    def _check_steps(self, epochs: int | None, most_steps: int) -> None:
         """Refuse training beyond `most_steps`, before it begins."""
-        if self.most_steps is None:
-            return
         planned = self.training.steps if epochs is None else None
         if planned is None:
             samples = len(self.training_samples or self.samples)
             planned = (epochs or self.training.epochs) * -(-samples // self.training.batch_size)
-        if self.steps + planned > self.most_steps:
+        if self.steps + planned > most_steps:
             raise FedLDError(
-                f"it trains for at most {self.most_steps} steps in a round, not {self.steps + planned}"
+                f"it trains for at most {most_steps} steps in a round, not {self.steps + planned}"
             )
 
     def disclosed(self, counts: Tensor) -> Tensor:
@@ -386,7 +380,7 @@ class LocalClient:
         layout, vector = self.layout, self.flat.vector
         update = layout.update(vector, self.incoming)
         sent, kept = dict(message or {}), {**(state or {}), **self.moments}
-        if statistics and len(layout.private_buffers(vector)):
+        if statistics and layout.size > layout.shared_end:
             sent["statistics"] = layout.private_buffers(vector).clone()
         if layout.private_size:
             kept["private"] = layout.private_part(vector)

@@ -51,7 +51,7 @@ class Context:
         with self._network():
             if "features" in vars(self):
                 return _widened(as_model(self.model).head(self.features))
-            return _widened(self.model(self.images))
+            return _widened(self.flat.model(self.images))
 
     @cached_property
     def features(self) -> Tensor:

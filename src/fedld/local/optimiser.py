@@ -6,6 +6,7 @@ process.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
@@ -41,7 +42,7 @@ class OptimiserSettings:
     clip: float | None = None
     head_lr: float | None = None
 
-    @property
+    @cached_property
     def adaptive(self) -> bool:
         """Whether a step is no linear combination of gradients."""
         return self.kind in ("adam", "adamw")

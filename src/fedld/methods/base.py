@@ -13,12 +13,18 @@ from torch import Tensor, nn
 
 from fedld.aggregation import (
     Aggregate,
+    Bounds,
+    MatrixSource,
     Mean,
     Rule,
     Trial,
+    Updates,
     aggregate,
+    column_specs,
+    combine_updates,
     location_of,
 )
+from fedld.aggregation.inputs import as_sketch, as_weights
 from fedld.data import Federation
 from fedld.layout import Layout, Tree
 from fedld.local import Context, LocalClient, Objective, Reply
@@ -442,17 +448,20 @@ class Method:
             return replies.combined
         if not replies.layout.shared:
             return self._compared(replies)
-        return aggregate(
-            replies.gradients,
-            replies.sizes,
-            self.rule,
-            granularity=self.granularity,
-            weights=replies.client_weights,
-            tensors=replies.layout.tensors,
+        source = MatrixSource(replies.gradients, column_specs(replies.layout.tensors))
+        updates = Updates(
+            source=source,
             clients=replies.clients,
-            max_weight=self.max_weight,
+            p=as_weights(replies.sizes, replies.client_weights, replies.clients),
+            granularity=self.granularity,
+            sketch=as_sketch("auto", len(replies.clients), replies.layout.shared, self.granularity),
+        )
+        return combine_updates(
+            updates,
+            self.rule,
             trial=replies.trial,
             propose=replies.trial is None,
+            bounds=Bounds(self.max_weight),
         )
 
     def buffers(self, replies: Replies) -> Tensor:

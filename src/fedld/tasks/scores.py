@@ -113,13 +113,13 @@ def _finite(z: Floats) -> NDArray[np.bool_]:
     return np.asarray(np.isfinite(z).all(axis=1))
 
 
-def _array(values: Any) -> Any:
-    """A torch tensor of any precision as what NumPy takes; anything else as it is."""
-    return values.detach().double().cpu() if hasattr(values, "detach") else values
-
-
-def _checked(logits: ArrayLike, labels: ArrayLike) -> tuple[Floats, Integers]:
-    z, y = np.asarray(_array(logits), np.float64), np.asarray(_array(labels)).astype(np.int64)
+def _checked(logits: Any, labels: Any) -> tuple[Floats, Integers]:
+    """Logits and labels as arrays; torch tensors of any precision are converted."""
+    if hasattr(logits, "detach"):
+        logits = logits.detach().double().cpu()
+    if hasattr(labels, "detach"):
+        labels = labels.detach().cpu()
+    z, y = np.asarray(logits, np.float64), np.asarray(labels).astype(np.int64)
     if z.ndim != 2 or z.shape[1] < 2 or y.shape != z.shape[:1]:
         raise FedLDError(f"logits must be (N, C >= 2) and labels (N,), got {z.shape} and {y.shape}")
     if len(y) and not 0 <= y.min() <= y.max() < z.shape[1]:
@@ -130,7 +130,7 @@ def _checked(logits: ArrayLike, labels: ArrayLike) -> tuple[Floats, Integers]:
 def _loss(tally: Tally) -> float:
     """Mean cross-entropy: in float64 where the predictions are kept."""
     if isinstance(tally, SampleTally):
-        return _exactly(cross_entropy)(tally)
+        return cross_entropy(tally.predictions.outputs, tally.predictions.targets)
     return tally.mean
 
 

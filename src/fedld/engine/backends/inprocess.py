@@ -13,26 +13,14 @@ from fedld.layout import Tree
 LARGEST_UNIT = 64  # personalised models whose logits of the whole test set are held at once
 
 
-def attempt(worker: Worker, job: Job) -> JobResult | Failure:
-    """Do a job; what it raises becomes a `Failure`."""
-    try:
-        return worker.run(job)
-    except Exception as error:
-        return _failure(error)
-
-
-def _failure(error: Exception) -> Failure:
-    return Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
-
-
 def attempt_all(worker: Worker, jobs: Sequence[Job]) -> list[JobResult | Failure]:
-    """Do the jobs of one unit."""
-    if len(jobs) == 1:
-        return [attempt(worker, jobs[0])]
+    """Do the jobs of one unit; what they raise becomes a `Failure` of each."""
     try:
+        if len(jobs) == 1:
+            return [worker.run(jobs[0])]
         return [*worker.personal([job for job in jobs if isinstance(job, PersonalJob)])]
     except Exception as error:
-        return [_failure(error)] * len(jobs)
+        return [Failure(f"{type(error).__name__}: {error}", traceback.format_exc())] * len(jobs)
 
 
 def units(jobs: Sequence[Job], setup: Setup, workers: int) -> list[tuple[int, ...]]:
