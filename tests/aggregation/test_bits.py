@@ -117,7 +117,7 @@ def test_work_is_taken_in_order_and_its_threads_are_single(threads):
         seen.add((threading.get_ident(), torch.get_num_threads()))
         return task
 
-    each(work, range(6), taken.append)
+    taken += each(work, range(6))
     assert taken == list(range(6))
     assert {count for _, count in seen} == {1}
     assert len(seen) == 3
@@ -131,5 +131,5 @@ def test_work_is_taken_in_order_and_its_threads_are_single(threads):
 def test_an_error_in_a_thread_reaches_the_caller(threads):
     threads(2)
     with pytest.raises(ZeroDivisionError):
-        each(lambda task: 1 // task, [1, 0, 1])
+        list(each(lambda task: 1 // task, [1, 0, 1]))
     assert torch.get_num_threads() == 2

@@ -1,13 +1,14 @@
 """Runs in which the server sees sums alone: the plain run's model within the fixed-point error."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedld.aggregation import CountSketch, Measured, Vote, aggregate
+from fedld.aggregation import CountSketch, MatrixSource, Measured, Vote, column_specs, combine_updates
 from fedld.engine.loop import run
 from fedld.errors import FedLDError
 
@@ -128,11 +129,12 @@ def test_rules_of_inner_products_give_the_plain_model_of_the_same_sketch(
     lines = conflicts(tmp_path / "secure")
     sketches = iter([CountSketch(line["sketch"]["buckets"], line["sketch"]["seed"]) for line in lines])
 
-    def sketched(*args, **options):
-        columns = {**options, "tensors": None}  # a sketch takes columns by tensor name, else in their order
-        return aggregate(*args, **columns, gram=next(sketches))
+    def sketched(updates, rule, **options):
+        matrix = updates.source.matrix  # a sketch takes columns by tensor name, else in their order
+        source = MatrixSource(matrix, column_specs((("update", matrix.shape[1]),)))
+        return combine_updates(replace(updates, source=source, sketch=next(sketches)), rule, **options)
 
-    monkeypatch.setattr("fedld.methods.base.aggregate", sketched)
+    monkeypatch.setattr("fedld.methods.base.combine_updates", sketched)
     run(small(**{**GRAM, "secure": None}, method=method, seed=seed), tmp_path / "plain")
     torch.testing.assert_close(model(tmp_path / "secure"), model(tmp_path / "plain"), rtol=1e-3, atol=1e-5)
     for secure, plain in zip(lines, conflicts(tmp_path / "plain"), strict=True):

@@ -1,6 +1,7 @@
 """Secure rounds over the sites' real ClientApp in this process: methods, and sites lost at every message."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from tests.flower.conftest import Grid
 
-from fedld.aggregation import aggregate
+from fedld.aggregation import MatrixSource, column_specs, combine_updates
 from fedld.aggregation.sketch import CountSketch
 from fedld.config.experiment import make_experiment
 from fedld.deployment.keys import make_peer_key
@@ -192,10 +193,12 @@ def same_sketch(monkeypatch, out):
     lines = [json.loads(line) for line in (out / "conflict.jsonl").open()]
     sketches = iter([CountSketch(line["sketch"]["buckets"], line["sketch"]["seed"]) for line in lines])
 
-    def sketched(*args, **options):
-        return aggregate(*args, **{**options, "tensors": None}, gram=next(sketches))
+    def sketched(updates, rule, **options):
+        matrix = updates.source.matrix  # a sketch takes columns by tensor name, else in their order
+        source = MatrixSource(matrix, column_specs((("update", matrix.shape[1]),)))
+        return combine_updates(replace(updates, source=source, sketch=next(sketches)), rule, **options)
 
-    monkeypatch.setattr("fedld.methods.base.aggregate", sketched)
+    monkeypatch.setattr("fedld.methods.base.combine_updates", sketched)
 
 
 @pytest.mark.parametrize("method", ["consensus", "fedgh"])
