@@ -32,7 +32,7 @@ test-portable: $(INSTALLED)
 
 # The numeric tests on the accelerator that torch finds; without one what needs it is skipped, and says so.
 test-device: $(INSTALLED)
-	$(BIN)/python -c "from fedld.engine.device import find_device; print('device:', find_device('auto'))"
+	$(BIN)/python -c "from fedld.engine.hardware import find_device; print('device:', find_device('auto'))"
 	$(BIN)/pytest -n 0 -rs tests/device
 
 lint: $(INSTALLED)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedld.engine.environment import environment
+from fedld.engine.hardware import environment
 
 MIB = 2**20
 

@@ -25,8 +25,7 @@ from machine import MIB, busy_process, describe, proportional, spread
 
 from fedld.config.experiment import make_experiment
 from fedld.engine import loop
-from fedld.engine.backends.pace import Paces
-from fedld.engine.backends.pool import WorkerPool
+from fedld.engine.backends.pool import Paces, WorkerPool
 
 TINY = "--tiny" in sys.argv
 FEDLD = [sys.executable, "-m", "fedld"]

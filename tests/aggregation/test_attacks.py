@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedld.aggregation import RULES, aggregate, location_of, make_rule, statistic_problem
-from fedld.aggregation.coordinate import capped
+from fedld.aggregation.robust import capped
 from fedld.errors import FedLDError
 
 ROBUST = sorted(name for name, rule in RULES.items() if rule.robust)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedld.aggregation import RULES, CountSketch, aggregate
-from fedld.aggregation.blocks import each
+from fedld.aggregation.gram import each
 
 
 def strided(array):
@@ -93,7 +93,7 @@ def number_of_threads():
 @pytest.mark.parametrize("rule", ["principal", "hgd", "median"])
 def test_threads_do_not_show(threads, monkeypatch, rule, gram, granularity):
     """Several blocks of several pieces in every pass."""
-    monkeypatch.setattr("fedld.aggregation.blocks.BLOCK", 1 << 17)
+    monkeypatch.setattr("fedld.aggregation.gram.BLOCK", 1 << 17)
     m, d = 8, 20_011
     G = torch.randn(m, d, generator=torch.Generator().manual_seed(1))
     tensors = [("b", 12_000), ("a", 7), ("c", d - 12_007)]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fedld
-from fedld.engine.device import default_workers, find_device, worker_device
+from fedld.engine.hardware import default_workers, find_device, worker_device
 from fedld.errors import FedLDError
 from fedld.layout import FlatModel, Layout
 from fedld.local import LocalClient, Training

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from fedld.engine import jobs
-from fedld.engine.backends import shared
-from fedld.engine.backends.pipe import receive, send
-from fedld.engine.backends.pool import WorkerPool
+from fedld.engine.backends import machine
+from fedld.engine.backends.pool import WorkerPool, receive, send
 from fedld.engine.backends.processes import processes
+from fedld.engine.hardware import free_memory
 from fedld.engine.loop import run
-from fedld.engine.memory import free_memory
 from fedld.engine.setup import prepare
 from fedld.errors import FedLDError
 
@@ -59,21 +58,21 @@ def test_where_shared_memory_is_small_workers_share_a_file(small, tmp_path, cont
     ).returncode:
         pytest.skip("needs the right to mount a small tmpfs")
     try:
-        monkeypatch.setattr(shared, "SHM", small_disk)
+        monkeypatch.setattr(machine, "SHM", small_disk)
         mapped = []
-        monkeypatch.setattr(shared, "map_file", lambda *a: mapped.append(a[0]) or original(*a))
+        monkeypatch.setattr(machine, "map_file", lambda *a: mapped.append(a[0]) or original(*a))
         run(small(rounds=2, workers=1), tmp_path / "run")
         assert mapped == [tmp_path / "run/.memory"]
         assert not mapped[0].exists()
         assert contents(tmp_path / "run") == contents(tmp_path / "here")
-        monkeypatch.setattr(shared, "SPARE", 1 << 60)
+        monkeypatch.setattr(machine, "SPARE", 1 << 60)
         with pytest.raises(FedLDError, match=r"MiB that workers share.* take workers = 0"):
             run(small(rounds=2, workers=1), small_disk / "run")
     finally:
         subprocess.run(["umount", "-l", small_disk], check=False)
 
 
-original = shared.map_file
+original = machine.map_file
 
 
 def _write(path: Path, text: str) -> None:
@@ -108,7 +107,7 @@ def test_a_client_over_the_time_limit_is_named_with_how_to_go_on(small, tmp_path
 def test_training_over_the_time_limit_is_given_up_and_the_evaluation_still_done(small, tmp_path):
     """In worker processes a client is interrupted; whether it is left out is the policy's choice."""
     setup, _ = prepare(small(local_epochs=10**6, clients=2, workers=1), tmp_path)
-    memory = shared.allocate(setup, 2, shared=True)
+    memory = machine.allocate(setup, 2, shared=True)
     pool = WorkerPool(setup, memory, 1)
     try:
         pool.run([jobs.TestJob(0, 8)], {})  # the worker has started

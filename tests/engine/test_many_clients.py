@@ -12,8 +12,8 @@ from fedld.analysis.diagnosis.gather import diagnose_all
 from fedld.analysis.updates import gram_clients, mean_cosines
 from fedld.data import DataSpec, load
 from fedld.data.client import NO_IMAGES, Client, pack, unpack
+from fedld.engine.backends.machine import _zeros
 from fedld.engine.backends.processes import tune_process
-from fedld.engine.backends.shared import _zeros
 from fedld.engine.loop import run
 from fedld.engine.recording import GRAM_CLIENTS
 from fedld.records.reader import read_run

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedld.config.experiment import make_experiment
-from fedld.engine.draws import Draws
+from fedld.engine.client_data import Draws
 from fedld.engine.loop import run
 from fedld.engine.setup import prepare
 from fedld.local import Samples

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedld.engine.backends.pace import Paces, Unit
+from fedld.engine.backends.pool import Paces, Unit
 
 
 def round_time(paces, costs, slowness, *, learn=True):

@@ -9,12 +9,12 @@ from torch import nn
 from fedld.config.experiment import make_experiment
 from fedld.engine import jobs as work
 from fedld.engine.backends.inprocess import InProcess, units
-from fedld.engine.backends.shared import allocate
+from fedld.engine.backends.machine import allocate
+from fedld.engine.client_data import StateStore
 from fedld.engine.jobs import Incoming, PersonalJob, TrainJob
 from fedld.engine.loop import run
 from fedld.engine.measure import evaluation_jobs, evaluation_line
 from fedld.engine.setup import prepare
-from fedld.engine.states import StateStore
 from fedld.engine.worker import Worker
 from fedld.methods.fedpac import FedPAC
 from fedld.records.reader import read_run

@@ -11,7 +11,7 @@ from fedld.cli import app
 from fedld.config.experiment import make_experiment
 from fedld.engine import portable
 from fedld.engine.loop import run
-from fedld.engine.saved import load_model
+from fedld.engine.network import load_model
 from fedld.errors import FedLDError
 
 TINY = {"dataset": "digits", "clients": 2, "rounds": 1, "workers": 0}

@@ -23,7 +23,7 @@ from fedld.config.resolve import make_federation
 from fedld.data.prediction import read_pictures
 from fedld.engine.ensemble import load_predictor
 from fedld.engine.loop import run
-from fedld.engine.saved import load_model
+from fedld.engine.network import load_model
 from fedld.errors import FedLDError
 from fedld.records.tables import read_predictions
 from fedld.results import Result

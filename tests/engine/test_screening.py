@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from fedld.engine.exchange import refusals
 from fedld.engine.loop import run
-from fedld.engine.screening import refusals
 from fedld.layout import Layout
 from fedld.methods import METHODS
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedld.engine.loop import run
-from fedld.engine.preparing import start_closed
+from fedld.engine.loop import run, start_closed
 from fedld.errors import FedLDError
 from fedld.methods.fedpac import FedPAC
 from fedld.records.reader import read_run

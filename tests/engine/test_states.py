@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedld.engine.states import StateStore
+from fedld.engine.client_data import StateStore
 from fedld.errors import FedLDError
 
 NAMES = st.lists(st.text(st.characters(codec="utf-8"), max_size=300), min_size=2, max_size=5, unique=True)

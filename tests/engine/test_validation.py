@@ -10,7 +10,7 @@ from fedld.analysis.sites import site_result
 from fedld.config.experiment import make_experiment
 from fedld.config.resolve import make_federation
 from fedld.engine.loop import resume, run
-from fedld.engine.saved import load_model
+from fedld.engine.network import load_model
 from fedld.errors import FedLDError, Interrupted
 from fedld.models.files import read_model
 from fedld.records.reader import read_run

@@ -37,7 +37,7 @@ from fedld.engine.backends.flower.sites import Sites, content_of
 from fedld.engine.backends.flower.wire import Answer, Order, Question, pack, site_name, size, tree, unpack
 from fedld.engine.checkpoint import load_checkpoint
 from fedld.engine.jobs import Failure
-from fedld.engine.saved import load_model
+from fedld.engine.network import load_model
 from fedld.errors import FedLDError
 from fedld.methods import METHODS
 from fedld.models import build

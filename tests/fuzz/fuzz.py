@@ -21,7 +21,7 @@ import messages
 import secure
 
 from fedld.data import DataSpec, load
-from fedld.engine.memory import peak_memory
+from fedld.engine.hardware import peak_memory
 from fedld.errors import FedLDError
 
 CASES: dict[str, Callable[[random.Random, Path], Callable[[], object]]] = {

@@ -6,9 +6,8 @@ import torch.nn.functional as F
 
 import fedld
 from fedld.errors import FedLDError
-from fedld.local.base import Objective
-from fedld.local.classes import ClassWeights, parse_class_weights
-from fedld.local.context import Context
+from fedld.local.base import Context, Objective
+from fedld.local.samples import ClassWeights, parse_class_weights
 from fedld.seeds import torch_generator
 
 LABELS = torch.tensor([0] * 60 + [1] * 30 + [2] * 10)

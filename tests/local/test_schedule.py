@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fedld.config.experiment import make_experiment
 from fedld.engine.jobs import Parts
 from fedld.errors import FedLDError
-from fedld.local.schedule import Schedule
+from fedld.local.optimiser import Schedule
 
 KINDS = st.sampled_from(["constant", "cosine", "step"])
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedld.config.experiment import make_experiment
 from fedld.engine.loop import run
-from fedld.engine.saved import load_model
+from fedld.engine.network import load_model
 from fedld.errors import FedLDError
 from fedld.methods import closed
 from fedld.methods.closed import TEMPERATURES

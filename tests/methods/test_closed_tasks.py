@@ -10,7 +10,7 @@ from fedld.local.base import TaskObjective
 from fedld.methods.newton import CoxNewton, Newton, cox_derivatives
 from fedld.methods.ridge import Ridge
 from fedld.models.base import Block, Model
-from fedld.tasks.multilabel import Multilabel
+from fedld.tasks.classification import Multilabel
 from fedld.tasks.regression import Regression
 from fedld.tasks.survival import Survival, partial_likelihood
 

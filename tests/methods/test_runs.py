@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from fedld.cli.methods import describe, methods
 from fedld.config.experiment import make_experiment
+from fedld.engine.client_data import StateStore
 from fedld.engine.loop import run
 from fedld.engine.setup import prepare, sample
-from fedld.engine.states import StateStore
 from fedld.errors import FedLDError
 from fedld.methods import METHODS, Card, Method
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedld.aggregation import make_rule
-from fedld.engine.screening import refusals
+from fedld.engine.exchange import refusals
 from fedld.layout import Layout
 from fedld.methods import METHODS, Replies
 

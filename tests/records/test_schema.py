@@ -8,7 +8,7 @@ import pytest
 from fedld.aggregation.measured import Trial
 from fedld.aggregation.report import Report
 from fedld.config.experiment import make_experiment
-from fedld.engine.environment import changed, environment
+from fedld.engine.hardware import changed, environment
 from fedld.engine.loop import Interrupted, resume, run
 from fedld.records import schema
 from fedld.records.chain import FIELD

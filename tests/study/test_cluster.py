@@ -15,7 +15,7 @@ import pytest
 
 import fedld
 from fedld.cli import start
-from fedld.engine.environment import environment
+from fedld.engine.hardware import environment
 from fedld.errors import FedLDError
 from fedld.study.cluster import SESSION, Session, _check_worker
 

@@ -8,7 +8,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 import fedld
 from fedld.errors import FedLDError
 from fedld.study.card import make_card
-from fedld.tasks.multilabel import Multilabel, average_precision, label_auroc
+from fedld.tasks.classification import Multilabel, average_precision, label_auroc
 
 NAMES = ["edema", "Pleural effusion", "mass"]
 

@@ -16,9 +16,9 @@ from fedld.data.sheet import make_features, read_columns
 from fedld.data.targets import target_facts
 from fedld.errors import FedLDError
 from fedld.study.card import make_card
+from fedld.tasks.measure import merged
 from fedld.tasks.regression import Regression
 from fedld.tasks.survival import Survival, concordance, partial_likelihood
-from fedld.tasks.tally import merged
 
 SITES = ("delhi", "oslo", "lima")
 

@@ -26,9 +26,8 @@ from fedld.records.reader import read_one
 from fedld.study.card import make_card
 from fedld.study.report import write_report
 from fedld.study.sites import case_means
-from fedld.tasks.overlap import hausdorff, overlap
-from fedld.tasks.segmentation import Segmentation, soft_dice
-from fedld.tasks.tally import merged
+from fedld.tasks.measure import merged
+from fedld.tasks.segmentation import Segmentation, hausdorff, overlap, soft_dice
 from reproduction.add import site_dice
 
 SIZE = 16

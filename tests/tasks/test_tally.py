@@ -11,7 +11,7 @@ import fedld
 from fedld.errors import FedLDError
 from fedld.tasks import METRICS, Classification, Measure, Tally
 from fedld.tasks.base import worst_client
-from fedld.tasks.tally import merged
+from fedld.tasks.measure import merged
 
 TASK = Classification()
 

@@ -9,15 +9,31 @@ from fedld.aggregation.conflict import (
     PCGrad,
     PrincipalGradient,
 )
-from fedld.aggregation.coordinate import Median, OutlierPruned, TrimmedMean
-from fedld.aggregation.core import Aggregate, Bounds, Updates, aggregate, combine_updates, location_of
-from fedld.aggregation.hidden import HiddenUpdates
+from fedld.aggregation.core import (
+    Aggregate,
+    Bounds,
+    HiddenUpdates,
+    Updates,
+    aggregate,
+    combine_updates,
+    location_of,
+)
+from fedld.aggregation.inputs import Outlier, statistic_problem, too_long
 from fedld.aggregation.measured import Candidates, Measured, Trial, Vote
 from fedld.aggregation.principal import Mean, Principal
 from fedld.aggregation.report import Report
-from fedld.aggregation.robust import CenteredClip, CosineFilter, GeometricMedian, Krum, MultiKrum, NormClip
+from fedld.aggregation.robust import (
+    CenteredClip,
+    CosineFilter,
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    NormClip,
+    OutlierPruned,
+    TrimmedMean,
+)
 from fedld.aggregation.rule import RULES, CoordinateRule, Extras, GramRule, Rule, make_rule
-from fedld.aggregation.screen import Outlier, statistic_problem, too_long
 from fedld.aggregation.sketch import CountSketch
 from fedld.aggregation.sources import FileSource, MatrixSource, Source, TensorSpec, column_specs, file_source
 

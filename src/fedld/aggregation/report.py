@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from fedld.aggregation.inputs import Outlier
 from fedld.aggregation.measured import Trial
 from fedld.aggregation.rule import Array, Rule, Spectrum, spectrum
-from fedld.aggregation.screen import Outlier
 from fedld.aggregation.sketch import CountSketch
 
 

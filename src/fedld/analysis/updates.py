@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedld.aggregation.inputs import outliers
 from fedld.aggregation.report import Report, alignment, average_report, axes_report
 from fedld.aggregation.rule import spectrum
-from fedld.aggregation.screen import outliers
 from fedld.errors import FedLDError
 from fedld.records.schema import ConflictLine, TrialRecord
 from fedld.records.tables import gram_clients

@@ -15,7 +15,7 @@ from fedld.aggregation import RULES
 from fedld.data import AUGMENTATIONS, DATASETS, PARTITIONS, Federation
 from fedld.errors import FedLDError
 from fedld.local import OBJECTIVES
-from fedld.local.schedule import SCHEDULES
+from fedld.local.optimiser import SCHEDULES
 from fedld.methods import METHODS
 from fedld.models import MODELS
 from fedld.registry import Registry, import_value, is_import_path, name_of, options_of, wrong_part

@@ -9,8 +9,7 @@ from fedld.config.experiment import Experiment, PartSettings
 from fedld.data import AUGMENTATIONS, Augmentation, DataSpec, Federation, OwnAugmentation, check_names, load
 from fedld.errors import FedLDError
 from fedld.local import OBJECTIVES, Objective, Training
-from fedld.local.optimiser import OptimiserSettings
-from fedld.local.schedule import SCHEDULES, Kind, Schedule
+from fedld.local.optimiser import SCHEDULES, OptimiserSettings, Schedule, ScheduleKind
 from fedld.methods import METHODS, Method
 from fedld.models import MODELS, hidden_units
 from fedld.models.unet import is_unet, unet_options
@@ -228,7 +227,7 @@ def make_augmentation(experiment: Experiment) -> Augmentation | OwnAugmentation 
 def make_schedule(experiment: Experiment) -> Schedule:
     """The learning rate over the rounds: a named schedule, or the user's function of the round."""
     own = experiment.own.get("lr_schedule")
-    kind: Kind = "own" if own else SCHEDULES.find(experiment.lr_schedule)
+    kind: ScheduleKind = "own" if own else SCHEDULES.find(experiment.lr_schedule)
     return Schedule(
         kind=kind,
         rounds=experiment.rounds,

@@ -1,19 +1,44 @@
-"""Checkpoints: written aside, synced and renamed, with a checksum, the last two kept."""
+"""What a run keeps on its way: checkpoints and the best model, and whether they are whole when it goes on.
+
+Checkpoints are written aside, synced and renamed, with a checksum, and the last two are kept. Nothing is
+deleted that cannot be computed again: where no checkpoint is whole, the run is left as it is. The best
+model is chosen by the images that the clients set aside; its file says of which round it is and how well it
+did, so that a run that is resumed knows what to beat.
+"""
 
 import json
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from safetensors.torch import load, save
+from torch import nn
 
+from fedld.config.experiment import Experiment
+from fedld.config.resolve import make_method
+from fedld.data import Federation
+from fedld.engine.callbacks import Callback
+from fedld.engine.client_data import StateStore
+from fedld.engine.jobs import Setup
+from fedld.errors import FedLDError
 from fedld.layout import Tree
 from fedld.methods import Server
-from fedld.records.schema import CrossMatrix, RoundLine
-from fedld.records.writer import Extent, dump, read_checksummed, write_atomically, write_checksummed
+from fedld.models.files import model_bytes, read_model
+from fedld.records.reader import read_object, read_records, read_run, read_summary
+from fedld.records.schema import ROUNDS, CrossMatrix, RoundLine, Summary
+from fedld.records.writer import (
+    Extent,
+    RunDirectory,
+    dump,
+    each_line,
+    read_checksummed,
+    write_atomically,
+    write_checksummed,
+)
 
 KEPT = 2
 """Checkpoints of a run that is under way: the newest may be of a model without a finite loss."""
@@ -150,3 +175,187 @@ def _tensors(folder: Path, round_: int) -> Path:
 
 def _facts(folder: Path, round_: int) -> Path:
     return folder / f"round_{round_:05d}.json"
+
+
+BEST = "best.safetensors"
+Export = Callable[[dict[str, str]], bytes]
+"""The round's model as a file whose metadata have these facts too."""
+
+
+class BestModel(Callback):
+    """Keep the model with the least loss on the validation images; a run without such images has none.
+
+    Args:
+        export: gives the round's model as a file.
+    """
+
+    sees_model = False
+
+    def __init__(self, export: Export) -> None:
+        self.export = export
+        self.least = math.inf
+
+    def begin(self, experiment: Experiment, out: Path) -> None:
+        """Read the loss to beat."""
+        self.folder = out
+        self.least = _least(out) if experiment.validation is not None else math.inf
+
+    def after_round(self, line: RoundLine, model: nn.Module) -> None:
+        """Write the round's model if its loss is the least so far."""
+        loss = line["validation"].get("loss") if "validation" in line else None
+        if loss is not None and loss < self.least:
+            facts = {"round": str(line["round"]), "validation_loss": repr(loss)}
+            write_atomically(self.folder / BEST, self.export(facts))
+            self.least = loss
+
+
+def seal_best(folder: Path, provenance: Mapping[str, str]) -> None:
+    """At the run's end: the best model says where it comes from, as the last one does."""
+    if provenance and (folder / BEST).exists() and not damage(folder / BEST):
+        best = read_model(folder / BEST)
+        write_atomically(folder / BEST, model_bytes(best.tensors, {**best.metadata, **provenance}))
+
+
+def damage(file: Path) -> str | None:
+    """A sentence if a model file is missing or not as it was written."""
+    if not file.exists():
+        return f"'{file}' is missing"
+    try:
+        read_model(file)
+    except FedLDError as error:
+        return str(error)
+    return None
+
+
+def _least(folder: Path) -> float:
+    """The loss to beat: the best model's, or where its file cannot be read, that of the earlier rounds."""
+    try:
+        return float(read_model(folder / BEST).metadata["validation_loss"])
+    except (FedLDError, KeyError, ValueError):
+        losses = [
+            line["validation"].get("loss") for line in each_line(folder, ROUNDS) if "validation" in line
+        ]
+        return min((loss for loss in losses if loss is not None), default=math.inf)
+
+
+Warn = Callable[[str], None]
+GONE = "cannot be made again: restore the file from a backup, or start a new run with another --out"
+
+
+def finished(out: Path, experiment: Experiment, warn: Warn) -> Summary | None:
+    """Read the summary of a finished run and check its models.
+
+    Args:
+        out: the run directory.
+        experiment: its settings.
+        warn: is told what will be made again.
+
+    Returns:
+        The summary. None if the run is unfinished, or if its summary or last model has to be made again from
+        the last checkpoint.
+
+    Raises:
+        FedLDError: a model is missing or damaged and cannot be made again.
+    """
+    summary = read_summary(out)
+    if summary is None:
+        if (out / "summary.json").exists():
+            warn(f"'{out / 'summary.json'}' is damaged and is written again")
+        return None
+    lost = damage(out / "model.safetensors") if make_method(experiment).has_global else None
+    best = summary["validated"]["round"] if "validated" in summary else None
+    if best is not None and (problem := damage(out / BEST)):
+        if best != summary["rounds"]:
+            raise FedLDError(f"{problem}, and the model of round {best} {GONE}")
+        lost = lost or problem
+    if lost is None:
+        if changed := read_run(out).failure:
+            warn(changed)
+        return summary
+    if summary["rounds"] < experiment.rounds:
+        raise FedLDError(f"{lost}, and the model of round {summary['rounds']}, which ended the run, {GONE}")
+    warn(f"{lost}: it is made again from the last checkpoint")
+    return None
+
+
+def extend(out: Path, experiment: Experiment, rounds: int) -> Experiment:
+    """Give a run more rounds than it was begun with; what it has done stays."""
+    if rounds < experiment.rounds:
+        raise FedLDError(f"the run in '{out}' has {experiment.rounds} rounds, which cannot become {rounds}")
+    if rounds == experiment.rounds:
+        return experiment
+    if experiment.dp:
+        raise FedLDError("dp: the noise is set for the rounds of the run, so it gets no further ones")
+    longer = experiment.model_copy(update={"rounds": rounds})
+    directory = RunDirectory(out)  # nobody else may be writing
+    try:
+        (out / "summary.json").unlink(missing_ok=True)
+        write_atomically(out / "config.toml", longer.to_toml().encode())
+    finally:
+        directory.close()
+    return longer
+
+
+def check_data(out: Path, federation: Federation) -> None:
+    """Error if the clients, their images or the test set are not those that the run began with."""
+    before, now = read_object(out / "federation.json"), federation.describe()
+    if before is None:
+        raise FedLDError(
+            f"'{out / 'federation.json'}' is missing or damaged, so nobody can tell whether the data is "
+            "still what the run began with: restore the file, or start a new run with another --out"
+        )
+    if before.get("fingerprint") != now["fingerprint"]:
+        raise FedLDError(
+            f"the data is not what the run in '{out}' began with ({_difference(before, now)}): put it back, "
+            "or start a new run with another --out"
+        )
+
+
+def last_checkpoint(setup: Setup, directory: RunDirectory, states: bool, warn: Warn) -> Checkpoint | None:
+    """The newest checkpoint from which the run can go on; None if it was stopped before its first one."""
+    folder = directory.path / "checkpoints"
+
+    def whole(checkpoint: Checkpoint) -> None:
+        directory.check(checkpoint.records)
+        if states:
+            StateStore(setup.states).check(checkpoint.state_rounds)
+
+    checkpoint, problems = load_checkpoint(folder, whole)
+    if checkpoint is None:
+        _may_start_over(setup, directory.path, problems)
+        return None
+    for problem in problems:
+        warn(f"{problem}; going on after round {checkpoint.round}")
+    size, clients = len(checkpoint.server.weights), len(checkpoint.state_rounds)
+    if size != setup.layout.size or clients != len(setup.sizes):
+        raise FedLDError(
+            f"the checkpoint in '{folder}' is of a model of {size} numbers and {clients} clients, but "
+            f"config.toml asks for {setup.layout.size} and {len(setup.sizes)}: put back the settings "
+            "that the run began with"
+        )
+    set_newer_aside(folder, checkpoint.round)
+    return checkpoint
+
+
+def _may_start_over(setup: Setup, out: Path, problems: list[str]) -> None:
+    """A run may only be begun anew if it never came to a checkpoint."""
+    rounds = [line["round"] for line in read_records(out, ROUNDS).lines]
+    if problems or max(rounds, default=0) >= setup.experiment.checkpoint_every:
+        raise FedLDError(
+            f"no checkpoint in '{out / 'checkpoints'}' is whole ({'; '.join(problems) or 'there is none'}): "
+            "restore one from a backup, or start a new run with another --out; nothing was changed"
+        )
+
+
+def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """The first thing that differs, in words."""
+    for key in ("classes", "image_shape", "test"):
+        if before.get(key) != now[key]:
+            return f"{key.replace('_', ' ')}: {before.get(key)}, now {now[key]}"
+    old = {client["name"]: client["labels"] for client in before.get("clients") or []}
+    new = {client["name"]: client["labels"] for client in now["clients"]}
+    for name in [*old, *new]:
+        if old.get(name) != new.get(name):
+            counts = [f"{sum(side[name])} images" if name in side else "absent" for side in (old, new)]
+            return f"client '{name}': {counts[0]}, now {counts[1]}"
+    return "the numbers of images are the same, the images or their order are not"

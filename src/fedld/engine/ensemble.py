@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedld.data.masks import mask_name, mask_png, new_mask_folder
 from fedld.data.prediction import read_pictures, read_rows
-from fedld.engine.saved import Facts, SavedModel, load_model
+from fedld.engine.network import Facts, SavedModel, load_model
 from fedld.errors import FedLDError, nearest
 from fedld.records.reader import Run, by_label, read_one
 from fedld.records.writer import write_atomically

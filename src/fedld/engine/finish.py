@@ -1,18 +1,25 @@
-"""The end of a run: the final model, its predictions, and the summary that marks the run as finished."""
+"""The end of a run: the final model, its predictions, and the summary that marks the run as finished.
 
+With masks, cases.npz has the best, the median and the worst test case of every site, one entry for each
+case: `pictures` (N, H, W, C), `truth` and `predicted` (N, H, W) of class numbers, `site`, `name`, `rank`
+(best, median or worst), `dice`; and `classes`, the names of classes.
+"""
+
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedld import __version__
-from fedld.engine.best import seal_best
-from fedld.engine.cases import case_file
-from fedld.engine.environment import environment
+from fedld.engine.checkpoint import seal_best
 from fedld.engine.exchange import Exchange
+from fedld.engine.hardware import environment
 from fedld.engine.jobs import Setup, SiteTestJob
-from fedld.engine.measure import picture_predictions, predictions
+from fedld.engine.measure import origin_of_tests, output_names, picture_predictions, predictions
 from fedld.engine.network import exported, parameters
 from fedld.records.schema import (
     CASES,
@@ -31,6 +38,7 @@ from fedld.records.schema import (
 )
 from fedld.records.writer import dump, each_line, read_lines, write_atomically
 from fedld.tasks.measure import Measure, Scores, known, last_mean
+from fedld.tasks.segmentation import Segmentation
 
 
 def finish(exchange: Exchange, provenance: Callable[[], dict[str, str]], seconds: float) -> Summary:
@@ -149,3 +157,60 @@ def over_rounds(lines: Sequence[Scores], measures: Mapping[str, Measure]) -> Ser
             last5[name] = last_mean(values)
             best[name] = measure.best(values)
     return {"final": lines[-1], "last5": last5, "best": best}
+
+
+MOST_SITES = 24
+"""Sites whose cases are kept: a page shows no more."""
+FAILED = 255
+"""Predicted class of a pixel where the model gave no finite number."""
+
+
+def case_file(setup: Setup, logits: Tensor) -> bytes:
+    """Give the content of cases.npz.
+
+    Args:
+        setup: of the run.
+        logits: outputs of the final global model on the test set.
+    """
+    f, task = setup.federation, setup.task
+    assert isinstance(task, Segmentation)
+    truth = np.array(f.labels[f.test])
+    dice = task.case_values(logits, truth, output_names(f))["dice"]
+    names, sites = origin_of_tests(f)
+    chosen = chosen_cases(dice, sites)
+    at = np.array([row for row, _ in chosen], np.int64)
+    predicted = task.masks(logits[at])
+    arrays: dict[str, NDArray[Any]] = {
+        "pictures": np.array(f.images[f.test[at]]),
+        "truth": truth[at].astype(np.uint8),
+        "predicted": np.where(predicted < 0, FAILED, predicted).astype(np.uint8),
+        "site": np.array([sites[row] for row in at], np.str_),
+        "name": np.array([names[row] for row in at], np.str_),
+        "rank": np.array([rank for _, rank in chosen], np.str_),
+        "dice": dice[at],
+        "classes": np.array(output_names(f), np.str_),
+    }
+    content = io.BytesIO()
+    np.savez_compressed(content, allow_pickle=False, **arrays)
+    return content.getvalue()
+
+
+def chosen_cases(dice: NDArray[np.float64], sites: Sequence[str]) -> list[tuple[int, str]]:
+    """Choose the best, the median and the worst case of every site: row and rank, by site.
+
+    A site with two cases has no median, one with a single case has only a best one.
+
+    >>> chosen_cases(np.array([0.1, 0.9, 0.5, 0.7]), ["a", "a", "a", "b"])
+    [(1, 'best'), (2, 'median'), (0, 'worst'), (3, 'best')]
+    """
+    found = []
+    for site in sorted(set(sites))[:MOST_SITES]:
+        rows = np.flatnonzero(np.array(sites) == site)
+        order = rows[np.argsort(-dice[rows], kind="stable")]
+        ranks = {"best": 0}
+        if len(order) > 2:
+            ranks["median"] = len(order) // 2
+        if len(order) > 1:
+            ranks["worst"] = len(order) - 1
+        found += [(int(order[k]), rank) for rank, k in ranks.items()]
+    return found

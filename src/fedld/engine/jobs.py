@@ -24,8 +24,8 @@ from fedld.config.resolve import make_metrics, make_schedule, make_task, make_tr
 from fedld.data import Federation
 from fedld.layout import Layout, Tree, tree_bytes
 from fedld.local import Training
+from fedld.local.optimiser import Schedule
 from fedld.local.private import PrivateSteps
-from fedld.local.schedule import Schedule
 from fedld.methods import Method
 from fedld.records.schema import Reason, Which
 from fedld.tasks import Measure, Tally, Task

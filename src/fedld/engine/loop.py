@@ -1,10 +1,12 @@
 """A run from its start to its end, or on from a checkpoint. There is one loop, for every method and backend.
 
-What happens in a round is in `rounds.py`, phase by phase.
+What happens in a round is in `rounds.py`, phase by phase. Exchanges without training come before the first
+round and after the last one.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +15,37 @@ from torch import nn
 from fedld.config.experiment import Experiment, make_experiment, read_toml
 from fedld.engine import rounds
 from fedld.engine.backends.base import Engine
-from fedld.engine.backends.machine import THIS_MACHINE, as_engine
+from fedld.engine.backends.machine import THIS_MACHINE, allocate, as_engine
 from fedld.engine.backends.processes import tune_process
-from fedld.engine.backends.shared import allocate
-from fedld.engine.best import BestModel
 from fedld.engine.callbacks import Callback, Function, callbacks_of
 from fedld.engine.checkpoint import (
     KEPT,
     KEPT_FINISHED,
+    BestModel,
     Checkpoint,
     Pending,
+    check_data,
+    extend,
+    finished,
     keep_newest,
     kept_states,
+    last_checkpoint,
     save_checkpoint,
 )
-from fedld.engine.environment import changed, environment
+from fedld.engine.client_data import StateStore
 from fedld.engine.exchange import Exchange, Progress, RunState
 from fedld.engine.finish import finish, model_file
-from fedld.engine.jobs import Setup
+from fedld.engine.hardware import changed, environment
+from fedld.engine.jobs import PrepareJob, Setup
 from fedld.engine.measure import decomposition
-from fedld.engine.network import loaded
-from fedld.engine.preparing import calibrate, standardise, standardises, start_closed
-from fedld.engine.resuming import check_data, extend, finished, last_checkpoint
+from fedld.engine.network import divided, loaded
 from fedld.engine.setup import facts_of, notes, prepare, sample
-from fedld.engine.states import StateStore
 from fedld.errors import FedLDError, Interrupted
 from fedld.methods import Server
+from fedld.methods.moments import set_head
+from fedld.methods.start import ClosedStart
+from fedld.models import as_model, head_names
+from fedld.models.standardise import moments
 from fedld.records.reader import read_run
 from fedld.records.schema import CROSS_LOSS, ROUNDS, Event, RoundLine, Summary
 from fedld.records.writer import RunDirectory
@@ -241,3 +248,59 @@ class RoundLoop:
         keep_newest(folder, count)
         if any(self.state.state_rounds.values()):
             StateStore(self.setup.states).prune(kept_states(folder))
+
+
+def standardises(experiment: Experiment) -> bool:
+    """Whether the head's inputs are standardised; the moments of all records would have no epsilon."""
+    return experiment.train == "head" and experiment.standardise and not experiment.dp
+
+
+def standardise(exchange: Exchange) -> None:
+    """Before the first round: the head's inputs get mean 0 and deviation 1 over all clients' images.
+
+    Sums over images add up, so the clients' sums give the moments that pooled images would.
+    """
+    setup, state = exchange.setup, exchange.state
+    exchange.publish()
+    messages, _ = exchange.gather([PrepareJob(0, exchange.incoming(c), "features") for c in setup.sizes])
+    total, squares = messages.stack("sums").sum(0)
+    shift, scale = moments(total, squares, messages.stack("count").sum())
+    weights = state.server.weights.clone()
+    for name, view in setup.layout.views(weights).items():
+        if name.endswith((".shift", ".scale")):
+            view.copy_(shift if name.endswith(".shift") else scale)
+    state.server = replace(state.server, weights=weights)
+
+
+def start_closed(exchange: Exchange) -> None:
+    """Before the first round: the head begins at the ridge solution, scaled by the measured temperature."""
+    setup, state = exchange.setup, exchange.state
+    exchange.publish()
+    incoming = [exchange.incoming(client) for client in setup.sizes]
+    sums, _ = exchange.gather([PrepareJob(0, one, "closed") for one in incoming])
+    start = ClosedStart(sums.messages)
+    asked = [replace(one, message={**one.message, **start.plan}) for one in incoming]
+    errors, _ = exchange.gather([PrepareJob(0, one, "closed") for one in asked])
+    head, choices = start.solve(errors.messages)
+    names = head_names(as_model(divided(setup.experiment, setup.method, setup.federation)[1]))
+    weights = set_head(state.server.weights, setup.layout, names, *head)
+    # Some methods keep copies of the first weights, so their state is made anew.
+    sizes = [client.size for client in setup.federation.clients]
+    state.server = setup.method.init(weights, setup.layout, sizes)
+    said = ", ".join(f"{name} {value:.3g}" for name, value in choices.items())
+    exchange.progress({"event": "note", "text": f"the head starts at its closed form: {said}"})
+
+
+def calibrate(exchange: Exchange, line: RoundLine) -> None:
+    """After the last round: all clients answer, the final model changes, `line` gets the bytes.
+
+    The checkpoint of that round is from before it, so a run that is resumed calibrates again.
+    """
+    setup, state = exchange.setup, exchange.state
+    exchange.publish()
+    jobs = [PrepareJob(state.round + 1, exchange.incoming(client)) for client in setup.sizes]
+    messages, _ = exchange.gather(jobs)
+    state.server = setup.method.calibrate(state.server, messages)
+    sent = exchange.settle()
+    line["bytes_up"] += sent["bytes_up"]
+    line["bytes_down"] += sent["bytes_down"]

@@ -31,9 +31,8 @@ from fedld.records.schema import CrossLine, CrossMatrix, Evaluation, Predictions
 from fedld.records.tables import columns_table
 from fedld.tasks import Tally
 from fedld.tasks.base import defined, worst_client
-from fedld.tasks.measure import Scores, known
+from fedld.tasks.measure import EMPTY, SampleTally, Scores, known, merged
 from fedld.tasks.scores import calibration, confusion
-from fedld.tasks.tally import EMPTY, SampleTally, merged
 
 TEST_CHUNK = 512
 LOSS_CHUNK = 2048

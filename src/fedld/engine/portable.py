@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedld.engine.saved import KEY, SavedModel
+from fedld.engine.network import KEY, SavedModel
 from fedld.errors import FedLDError, unknown_name
 from fedld.records.writer import write_atomically
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from fedld.aggregation import Aggregate, Candidates, Measured, Vote
 from fedld.engine.checkpoint import Pending, drop_checkpoint
-from fedld.engine.exchange import Exchange
-from fedld.engine.jobs import CandidateJob, Failure, Job, LossJob, Setup, Trained, TrainJob
+from fedld.engine.exchange import Exchange, refusals
+from fedld.engine.jobs import CandidateJob, Failure, Job, LossJob, PrepareJob, Setup, Trained, TrainJob
 from fedld.engine.measure import (
     after_training,
     cross_jobs,
@@ -33,10 +33,8 @@ from fedld.engine.measure import (
     evaluation_line,
     global_jobs,
 )
-from fedld.engine.preparing import prepare_round
 from fedld.engine.private import spend_budgets
 from fedld.engine.recording import client_lines, conflict_line, round_line
-from fedld.engine.screening import refusals
 from fedld.engine.setup import sample
 from fedld.engine.summing import choose_by_sums, combined_updates, sum_of_updates
 from fedld.errors import FedLDError
@@ -94,7 +92,13 @@ def draw_clients(exchange: Exchange) -> list[str]:
 
 def prepare(exchange: Exchange, sampled: list[str]) -> dict[str, Any]:
     """Let clients prepare where the method asks for it; gives the results of those that failed in it."""
-    return prepare_round(exchange, sampled) if sampled and exchange.setup.method.prepares else {}
+    state, method = exchange.state, exchange.setup.method
+    if not sampled or not method.prepares:
+        return {}
+    jobs = [PrepareJob(state.round + 1, exchange.incoming(client)) for client in sampled]
+    messages, missing = exchange.gather(jobs)
+    state.server = method.gather(state.server, messages)
+    return missing
 
 
 # train (and evaluate the last round's model)

@@ -11,14 +11,14 @@ from fedld.config.experiment import Experiment
 from fedld.config.resolve import fit_task, make_method
 from fedld.engine.backends.base import Engine
 from fedld.engine.backends.machine import THIS_MACHINE
-from fedld.engine.device import find_device
 from fedld.engine.features import Tell, cached_features
+from fedld.engine.hardware import find_device
 from fedld.engine.jobs import Parts, Setup
 from fedld.engine.network import divided, make_layout, normalised
 from fedld.engine.private import privacy_note, private_steps
 from fedld.errors import FedLDError, nearest
 from fedld.local.base import ContextObjective, FunctionObjective, Objective, PixelObjective, TaskObjective
-from fedld.local.classes import parse_class_weights
+from fedld.local.samples import parse_class_weights
 from fedld.methods import Method, Server
 from fedld.methods.closed import ClosedForm
 from fedld.methods.newton import CoxNewton, Newton

@@ -15,8 +15,8 @@ from fedld.aggregation import Vote
 from fedld.aggregation.measured import LARGEST_LOSS
 from fedld.analysis.sites import CaseResult, SiteResult, case_result, site_result
 from fedld.data.client import Positions
-from fedld.engine.device import find_device
-from fedld.engine.draws import Draws
+from fedld.engine.client_data import Draws, StateStore
+from fedld.engine.hardware import find_device
 from fedld.engine.jobs import (
     CandidateJob,
     Incoming,
@@ -36,9 +36,9 @@ from fedld.engine.jobs import (
     TrainJob,
 )
 from fedld.engine.network import divided
-from fedld.engine.states import StateStore
 from fedld.layout import FlatModel, Tree
-from fedld.local import FeatureSamples, LocalClient, RowSamples, Samples, embedding
+from fedld.local import FeatureSamples, LocalClient, RowSamples, Samples
+from fedld.local.samples import BATCH
 from fedld.methods.start import start_message
 from fedld.models import Model, as_model
 from fedld.models.standardise import standardised
@@ -47,7 +47,7 @@ from fedld.tasks import Tally
 from fedld.tasks.classification import right
 from fedld.transforms import BUFFERS, PARAMETERS, STATE, Sender
 
-EVAL_BATCH = embedding.BATCH
+EVAL_BATCH = BATCH
 T = TypeVar("T")
 
 

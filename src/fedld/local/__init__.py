@@ -1,8 +1,7 @@
 """The client side: objectives, samples, and the one training loop."""
 
-from fedld.local.base import ContextObjective, Objective, as_objective
+from fedld.local.base import Context, ContextObjective, Objective, as_objective
 from fedld.local.client import LocalClient, Reply, Training
-from fedld.local.context import Context
 from fedld.local.objectives import OBJECTIVES
 from fedld.local.samples import FeatureSamples, RowSamples, Samples
 

@@ -12,12 +12,10 @@ from torch import Tensor, nn
 
 from fedld.errors import FedLDError
 from fedld.layout import FlatModel, Layout, Tree
-from fedld.local.classes import ClassWeights
-from fedld.local.context import Context
-from fedld.local.embedding import Embedding
+from fedld.local.base import Context
 from fedld.local.optimiser import Optimiser, OptimiserSettings, parameter_groups
 from fedld.local.private import PrivateSteps
-from fedld.local.samples import Batch, Samples
+from fedld.local.samples import Batch, ClassWeights, Embedding, Samples
 from fedld.models.base import as_model, head_block_names
 from fedld.seeds import derive, torch_generator
 

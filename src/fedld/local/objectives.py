@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedld.local.base import ContextObjective, Objective, as_objective
-from fedld.local.context import Context
+from fedld.local.base import Context, ContextObjective, Objective, as_objective
 from fedld.registry import Registry
 
 

@@ -1,10 +1,11 @@
-"""The clients' optimisers on the flat vector: one fused kernel for all parameters of one learning rate.
+"""The clients' optimisers on the flat vector, and their learning rate over the rounds of a run.
 
-They go through torch's functions, since making a `torch.optim` object imports the compiler: 1.5 s in every
-process.
+There is one fused kernel for all parameters of one learning rate. Optimisers go through torch's functions,
+since making a `torch.optim` object imports the compiler: 1.5 s in every process.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
@@ -14,7 +15,9 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from fedld.errors import FedLDError
 from fedld.layout import FlatModel, Layout, Tree
+from fedld.registry import Registry, require_callable
 
 Kind = Literal["sgd", "nesterov", "adam", "adamw"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -198,3 +201,65 @@ class _Part:
         self.mean: list[Tensor | None] = [torch.zeros_like(w) if adaptive else None for w in self.weights]
         self.square = [torch.zeros_like(w) for w in self.weights] if adaptive else []
         self.steps = [torch.zeros((), device=w.device) for w in self.weights] if adaptive else []
+
+
+ScheduleKind = Literal["constant", "cosine", "step", "own"]
+SCHEDULES: Registry[ScheduleKind] = Registry(
+    "lr_schedule",
+    {"constant": "constant", "cosine": "cosine", "step": "step"},
+    accept=require_callable("lr_schedule", "or a function from the round (1, 2, ...) to a factor of lr"),
+)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What the learning rate is multiplied by in a round.
+
+    warmup: rounds in which the factor grows by equal steps, to reach 1 in the round after them.
+    constant: 1.
+    cosine: (1 + cos(pi t / T)) / 2 in round t = 0 .. T - 1 after the warm-up, so that the last still moves.
+    step: `decay` once more after every `every` rounds.
+    own: what the user's `function` of the round says, without a warm-up of ours.
+
+    >>> [Schedule("step", rounds=7, warmup=1, every=2, decay=0.5).factor(r) for r in range(1, 8)]
+    [0.5, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+    """
+
+    kind: ScheduleKind = "constant"
+    rounds: int = 1
+    warmup: int = 0
+    every: int = 1
+    decay: float = 0.1
+    function: Callable[[int], float] | None = None
+
+    def factor(self, round_: int) -> float:
+        """Factor in a round, the first being 1.
+
+        Raises:
+            FedLDError: the user's function fails, or gives no positive number.
+        """
+        if self.function is not None:
+            return _own_factor(self.function, round_)
+        after = round_ - 1 - self.warmup
+        if after < 0:
+            return round_ / (self.warmup + 1)
+        match self.kind:
+            case "constant":
+                return 1.0
+            case "cosine":
+                return (1 + math.cos(math.pi * after / max(1, self.rounds - self.warmup))) / 2
+            case "step":
+                return float(self.decay ** (after // self.every))
+            case "own":
+                raise FedLDError("a schedule of one's own needs its function")
+
+
+def _own_factor(function: Callable[[int], float], round_: int) -> float:
+    try:
+        factor = float(function(round_))
+    except Exception as error:  # whatever the user's function raises
+        text = f"lr_schedule failed in round {round_}: {type(error).__name__}: {error}"
+        raise FedLDError(text) from error
+    if not 0 < factor < math.inf:
+        raise FedLDError(f"lr_schedule gave {factor} in round {round_}: a factor of lr must be positive")
+    return factor

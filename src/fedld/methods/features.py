@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedld.errors import FedLDError
 from fedld.local import LocalClient
-from fedld.local.embedding import BATCH as BATCH
+from fedld.local.samples import BATCH as BATCH
 from fedld.models import as_model
 
 

@@ -22,8 +22,7 @@ from fedld.local.base import Objective, TaskObjective
 from fedld.models import as_model
 from fedld.models.standardise import SMALLEST, StandardisedLinear
 from fedld.tasks.base import Task
-from fedld.tasks.classification import Classification
-from fedld.tasks.multilabel import UNKNOWN, Multilabel
+from fedld.tasks.classification import UNKNOWN, Classification, Multilabel
 from fedld.tasks.regression import Regression
 
 

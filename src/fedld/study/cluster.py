@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from fedld.config.own import check_portable
 from fedld.engine.backends.processes import tune_process
-from fedld.engine.environment import changed, environment
+from fedld.engine.hardware import changed, environment
 from fedld.errors import FedLDError, Interrupted
 from fedld.records.reader import read_object
 from fedld.records.schema import Environment, Event

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedld.tasks.base import Task
     from fedld.tasks.classification import Classification
-    from fedld.tasks.measure import Measure
+    from fedld.tasks.measure import Measure, Tally
     from fedld.tasks.metrics import METRICS, Metric, as_metric
     from fedld.tasks.names import TASKS
-    from fedld.tasks.tally import Tally
 
 PLACES = {
     "fedld.tasks.base": ("Task",),
     "fedld.tasks.classification": ("Classification",),
-    "fedld.tasks.measure": ("Measure",),
+    "fedld.tasks.measure": ("Measure", "Tally"),
     "fedld.tasks.metrics": ("METRICS", "Metric", "as_metric"),
     "fedld.tasks.names": ("TASKS",),
-    "fedld.tasks.tally": ("Tally",),
 }
 __all__ = ["METRICS", "TASKS", "Classification", "Measure", "Metric", "Tally", "Task", "as_metric"]
 

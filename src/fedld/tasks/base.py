@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedld.errors import FedLDError
-from fedld.tasks.measure import Measure, Scores
+from fedld.tasks.measure import Measure, SamplePredictions, SampleTally, Scores, Tally
 from fedld.tasks.metrics import Metric
-from fedld.tasks.tally import SamplePredictions, SampleTally, Tally
 
 CHUNK = 512  # samples of a test set whose user metrics are summed at once
 

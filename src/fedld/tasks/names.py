@@ -2,12 +2,10 @@
 
 from fedld.registry import Registry, require_instance
 from fedld.tasks.base import Task
-from fedld.tasks.classification import Classification
-from fedld.tasks.multilabel import Multilabel
+from fedld.tasks.classification import Classification, Multilabel
 from fedld.tasks.regression import AbsoluteRegression, Regression
 from fedld.tasks.segmentation import Segmentation
-from fedld.tasks.survival import Survival
-from fedld.tasks.survival_discrete import SurvivalDiscrete
+from fedld.tasks.survival import Survival, SurvivalDiscrete
 
 TASKS: Registry[Task] = Registry(
     "task",

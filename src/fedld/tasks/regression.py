@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedld.tasks.base import Task
-from fedld.tasks.measure import Measure
-from fedld.tasks.tally import Tally
+from fedld.tasks.measure import Measure, Tally
 
 
 def _r2(tally: Tally) -> float:

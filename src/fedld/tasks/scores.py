@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedld.errors import FedLDError
-from fedld.tasks.measure import Measure
-from fedld.tasks.tally import SampleTally, Tally
+from fedld.tasks.measure import Measure, SampleTally, Tally
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

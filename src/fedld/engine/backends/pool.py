@@ -1,9 +1,19 @@
-"""Where jobs run on this machine: persistent worker processes of one thread each, or this process.
+"""Persistent worker processes of one thread each: which takes which job, and how values get to it and back.
 
-Every job is computed by one single-threaded worker from its own seeds, so results do not depend on how
-many workers there are, nor on which of them took which job.
+Every job is computed by one single-threaded worker from its own seeds, so results do not depend on how many
+workers there are, nor on which of them took which job.
+
+Jobs go out longest first, each to the worker that would end it first: other programs may have taken half a
+core. A worker that has been slow therefore leaves a long job near the end of a round to one that is still
+busy but faster, and takes a shorter one, or none.
+
+Tensors go through a pipe as their bytes. multiprocessing would pass each tensor as an open file, one per
+tensor and for as long as the tensor lives: a thousand clients of a method that sends a message then need
+more files than a process may open.
 """
 
+import io
+import pickle
 import signal
 import time
 from collections.abc import Sequence
@@ -11,15 +21,17 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import numpy as np
+import torch
 import torch.multiprocessing as mp
+from numpy.typing import NDArray
+from torch import Tensor
 
 from fedld.config.experiment import Experiment
 from fedld.config.own import stays_here
 from fedld.engine.backends.inprocess import attempt_all, overdue, units
-from fedld.engine.backends.pace import Paces, Unit
-from fedld.engine.backends.pipe import receive, send
 from fedld.engine.backends.processes import end_with_parent, one_thread, processes, tune_process, without_main
-from fedld.engine.device import default_workers, find_device, worker_device
+from fedld.engine.hardware import default_workers, find_device, worker_device
 from fedld.engine.jobs import (
     CandidateJob,
     Done,
@@ -38,6 +50,82 @@ from fedld.engine.jobs import (
 from fedld.engine.worker import Worker
 from fedld.errors import FedLDError
 from fedld.layout import Tree
+
+LEARN = 0.5  # weight of the newest job in a worker's pace
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Places of jobs that one worker does together, their kind, and what they cost in forward passes."""
+
+    places: tuple[int, ...]
+    kind: str
+    cost: float
+
+
+class Paces:
+    """Seconds that jobs of a kind take per unit of cost, and how much slower than that each worker is."""
+
+    def __init__(self, workers: int) -> None:
+        self._rates: dict[str, float] = {}
+        self._slowness = [1.0] * workers
+
+    def expected(self, worker: int, unit: Unit) -> float:
+        """Seconds that a unit would take; before the first of its kind is done, its cost."""
+        return unit.cost * self._rates.get(unit.kind, 1.0) * self._slowness[worker]
+
+    def left(self, worker: int, unit: Unit, seconds: float) -> float:
+        """Seconds until a unit will be done that a worker has been at for some; one that is late stays so."""
+        return max(self.expected(worker, unit) - seconds, seconds / 4)
+
+    def learn(self, worker: int, unit: Unit, seconds: float) -> None:
+        """Take note of a unit that is done."""
+        if unit.cost <= 0 or seconds <= 0:
+            return
+        rate = seconds / unit.cost
+        known = self._rates.setdefault(unit.kind, rate / self._slowness[worker])
+        self._slowness[worker] += LEARN * (rate / known - self._slowness[worker])
+        self._rates[unit.kind] += LEARN * (rate / self._slowness[worker] - known)
+
+    def choose(self, worker: int, waiting: Sequence[Unit], left: Sequence[float]) -> int | None:
+        """Place of the unit that an idle worker takes, or None if others would end all of them earlier.
+
+        The longest of `waiting` is the last; `left` are the seconds until each worker is free.
+        """
+        free = list(left)
+        for place in reversed(range(len(waiting))):
+            ends = [time + self.expected(k, waiting[place]) for k, time in enumerate(free)]
+            first = min(range(len(ends)), key=lambda k: (ends[k], k != worker))
+            if first == worker:
+                return place
+            free[first] = ends[first]
+        return None
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        """Tensors as arrays of bytes, everything else as usual."""
+        if not isinstance(value, Tensor):
+            return NotImplemented
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        return _tensor, (flat.view(torch.uint8).numpy(), value.dtype, tuple(value.shape))
+
+
+def _tensor(content: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(content.copy()).view(dtype).reshape(shape)
+
+
+def send(connection: Connection, value: Any) -> None:
+    """Write a value to the other process."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=5).dump(value)
+    connection.send_bytes(buffer.getbuffer())
+
+
+def receive(connection: Connection) -> Any:
+    """Read what the other process wrote; both are this program, so unpickling is safe."""
+    return pickle.loads(connection.recv_bytes())
+
 
 MAX_DEATHS = 3
 

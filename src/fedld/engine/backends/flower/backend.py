@@ -45,7 +45,7 @@ from fedld.errors import FedLDError, printable
 from fedld.layout import Tree
 from fedld.records.ledger import Ledger
 from fedld.records.schema import Event
-from fedld.tasks.tally import EMPTY
+from fedld.tasks.measure import EMPTY
 from fedld.transforms import CombinedTotal, SummedEntry, Total
 
 DEFAULT_TIMEOUT = 3600.0

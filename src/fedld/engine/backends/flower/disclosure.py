@@ -20,7 +20,7 @@ from fedld.analysis.intervals import Estimate
 from fedld.analysis.sites import SiteResult
 from fedld.data.client import Positions
 from fedld.engine.backends.flower.limits import Limits
-from fedld.engine.draws import Draws
+from fedld.engine.client_data import Draws
 from fedld.engine.jobs import PrepareJob, Setup, SharedMemory, SiteTest, SiteTestJob, TrainJob
 from fedld.engine.worker import Worker
 from fedld.local import LocalClient

@@ -30,7 +30,7 @@ from fedld.errors import FedLDError
 from fedld.paths import cache_root
 from fedld.records.writer import write_atomically
 from fedld.tasks import TASKS, Task
-from fedld.tasks.multilabel import UNKNOWN
+from fedld.tasks.classification import UNKNOWN
 
 EMPTY = np.empty(0, np.int64)
 

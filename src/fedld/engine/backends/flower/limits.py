@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from fedld.config.experiment import Experiment
 from fedld.engine.backends.flower.wire import JOBS
+from fedld.engine.hardware import estimate_unbuilt, free_memory
 from fedld.engine.jobs import ClientJob, TrainJob
-from fedld.engine.memory import estimate_unbuilt, free_memory
 from fedld.errors import FedLDError
 from fedld.methods import Method
 from fedld.methods.feddyn import FedDyn

@@ -70,6 +70,8 @@ from fedld.engine.backends.flower.wire import (
     unpack,
 )
 from fedld.engine.backends.processes import tune_process
+from fedld.engine.client_data import StateStore
+from fedld.engine.hardware import peak_memory
 from fedld.engine.jobs import (
     ClientJob,
     ClientResult,
@@ -90,11 +92,9 @@ from fedld.engine.jobs import (
     Trained,
     TrainJob,
 )
-from fedld.engine.memory import peak_memory
 from fedld.engine.network import divided, make_layout
 from fedld.engine.private import private_steps
 from fedld.engine.setup import features_for, for_task, weighted
-from fedld.engine.states import StateStore
 from fedld.engine.summing import update_message, vote_message, weight_of
 from fedld.errors import FedLDError
 from fedld.layout import Layout, Tree

@@ -1,22 +1,123 @@
-"""How much memory a run will need, said before it starts rather than by the kernel at round 180."""
+"""The machine that a run is computed on: its devices, its libraries, and how much memory a run will need.
+
+Bits agree on one kind of processor, and may differ between two. Memory is estimated before a run starts, so
+that the kernel does not end it at round 180.
+"""
 
 import math
+import os
+import platform
+import re
 import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedld.config.experiment import Experiment
+from fedld.config.experiment import DEVICE, Experiment
 from fedld.engine.jobs import Setup
 from fedld.engine.network import divided
 from fedld.errors import FedLDError
-from fedld.local.embedding import BATCH
+from fedld.local.samples import BATCH
 from fedld.models.build import VECTOR, VectorModel, hidden_units, outline
 from fedld.models.cut import CHUNK
 from fedld.models.unet import is_unet, outline_unet
+from fedld.records.schema import Environment
+
+
+def find_device(asked: str) -> str:
+    """Give the device to compute on.
+
+    Args:
+        asked: auto, cpu, cuda, cuda:NUMBER or mps. `auto` takes a GPU where there is one.
+
+    Returns:
+        A device that torch has here: cpu, cuda, cuda:NUMBER or mps.
+
+    Raises:
+        FedLDError: torch sees no such device.
+
+    >>> find_device("cpu")
+    'cpu'
+    """
+    if not re.fullmatch(DEVICE, asked):
+        raise FedLDError(f"device is auto, cpu, cuda, cuda:NUMBER or mps, not '{asked[:80]}'")
+    if asked == "auto":
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    if asked == "mps" and not torch.backends.mps.is_available():
+        raise FedLDError("device 'mps' asked for, but torch sees no Apple GPU here")
+    if asked.startswith("cuda"):
+        if not torch.cuda.is_available():
+            raise FedLDError(f"device '{asked}' asked for, but torch sees no GPU here")
+        if asked != "cuda" and int(asked.removeprefix("cuda:")) >= torch.cuda.device_count():
+            raise FedLDError(
+                f"device '{asked}' asked for; there are {torch.cuda.device_count()}, from cuda:0"
+            )
+    return asked
+
+
+def default_workers(device: str, cores: int) -> int:
+    """Give the number of worker processes where none is asked for: one per core, or one per GPU in use."""
+    if device == "cpu":
+        return cores
+    return torch.cuda.device_count() if device == "cuda" else 1
+
+
+def worker_device(device: str, rank: int) -> str:
+    """Give the device of a worker process: those of `cuda` take turns, so several may share a GPU.
+
+    Args:
+        device: what `find_device` gave.
+        rank: number of the worker, from 0.
+
+    Returns:
+        A device for this worker alone or shared with others.
+    """
+    return f"cuda:{rank % torch.cuda.device_count()}" if device == "cuda" else device
+
+
+Key = Literal["processor", "instructions", "torch", "blas"]
+
+
+def environment() -> Environment:
+    """The machine and the libraries of this process."""
+    blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "blas": blas[1] if blas else "unknown",
+    }
+
+
+def changed(before: Environment, now: Environment) -> str | None:
+    """A sentence if a run is continued where its bits may come out differently; None if they agree."""
+    keys: tuple[Key, ...] = ("processor", "instructions", "torch", "blas")
+    parts = [f"{key} {before.get(key)} before, {now[key]} now" for key in keys if before.get(key) != now[key]]
+    if not parts:
+        return None
+    return f"this run was begun elsewhere ({'; '.join(parts)}): bits may differ from a run made in one place"
+
+
+def _processor() -> str:
+    """The processor's name: from the kernel where it tells, else from Python."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
 
 PROCESS = 350 << 20  # a Python process with torch loaded
 PROBE = 2  # images of the trial forward pass
