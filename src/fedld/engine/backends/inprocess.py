@@ -13,14 +13,26 @@ from fedld.layout import Tree
 LARGEST_UNIT = 64  # personalised models whose logits of the whole test set are held at once
 
 
-def attempt_all(worker: Worker, jobs: Sequence[Job]) -> list[JobResult | Failure]:
-    """Do the jobs of one unit; what they raise becomes a `Failure` of each."""
+def attempt(worker: Worker, job: Job) -> JobResult | Failure:
+    """Do a job; what it raises becomes a `Failure`."""
     try:
-        if len(jobs) == 1:
-            return [worker.run(jobs[0])]
+        return worker.run(job)
+    except Exception as error:
+        return _failure(error)
+
+
+def attempt_all(worker: Worker, jobs: Sequence[Job]) -> list[JobResult | Failure]:
+    """Do the jobs of one unit."""
+    if len(jobs) == 1:
+        return [attempt(worker, jobs[0])]
+    try:
         return [*worker.personal([job for job in jobs if isinstance(job, PersonalJob)])]
     except Exception as error:
-        return [Failure(f"{type(error).__name__}: {error}", traceback.format_exc())] * len(jobs)
+        return [_failure(error)] * len(jobs)
+
+
+def _failure(error: Exception) -> Failure:
+    return Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
 def units(jobs: Sequence[Job], setup: Setup, workers: int) -> list[tuple[int, ...]]:
