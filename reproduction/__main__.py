@@ -19,6 +19,7 @@ def main(words: list[str] | None = None) -> None:
     add.add_argument("folders", nargs="+", type=Path, metavar="DIR")
     add.add_argument("--data", help="folder of the data sets, written as DATA")
     add.add_argument("--weights", help="file of the pretrained trunk, written as WEIGHTS")
+    add.add_argument("--rows", help="replace these rows of earlier studies, such as measured,fedld-drift")
     candidates = commands.add_parser("candidates", help="make a search file of runs on held-out images")
     candidates.add_argument("runs", type=Path, metavar="DIR")
     pages = commands.add_parser("pages", help="write the generated blocks of README and docs")
@@ -41,7 +42,11 @@ def main(words: list[str] | None = None) -> None:
 
 
 def _run(given: argparse.Namespace) -> None:
-    if given.command == "add":
+    if given.command == "add" and given.rows:
+        from reproduction.add import replace_rows
+
+        print("\n".join(replace_rows(given.folders, given.rows.split(","))))
+    elif given.command == "add":
         from reproduction.add import add
 
         machine = {given.weights: "WEIGHTS", given.data and given.data.rstrip("/"): "DATA"}

@@ -4,7 +4,7 @@ import csv
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -67,6 +67,63 @@ def add(
     write_numbers(sorted(lines, key=lambda line: order[line.study]), numbers)
     write_commands(about, commands)
     return sorted(new)
+
+
+def replace_rows(folders: list[Path], methods: Collection[str], numbers: Path = NUMBERS) -> list[str]:
+    """Replace the rows of some methods in studies that are there; all else of the studies stays.
+
+    Rows stay where they were. Their `seconds` stay as well: times of another day do not compare with the
+    other rows of the study.
+
+    Args:
+        folders: studies that were run again for these methods, as `add` takes them.
+        methods: labels of the rows.
+        numbers: the tidy file.
+
+    Returns:
+        What moved: study, method, seeds, and the mean of the first measure before and after.
+
+    Raises:
+        FedLDError: a study is not there, or its rows have other methods, settings, seeds or measures.
+    """
+    lines, moved = read_numbers(numbers), []
+    for name, _, again in (study for folder in folders for study in read_folder(folder, {})):
+        for method in methods:
+            old = [line for line in lines if (line.study, line.method) == (name, method) and _replaced(line)]
+            new = [line for line in again if line.method == method and _replaced(line)]
+            if old or new:
+                lines = _exchanged(lines, old, new)
+                moved.append(_moved(old, new))
+    write_numbers(lines, numbers)
+    return moved
+
+
+def _replaced(line: Number) -> bool:
+    """Whether a number depends neither on the other rows of the study nor on the machine."""
+    return line.measure != "seconds" and not line.measure.startswith(TARGET)
+
+
+def _exchanged(lines: list[Number], old: list[Number], new: list[Number]) -> list[Number]:
+    """Lines with those of one row exchanged, at the place of the old ones."""
+    seeds = [
+        {(line.seed, line.settings, line.measure) for line in row if line.seed is not None}
+        for row in (old, new)
+    ]
+    if seeds[0] != seeds[1]:
+        one = (old or new)[0]
+        raise FedLDError(
+            f"study '{one.study}' has other seeds, settings or measures of '{one.method}' than before"
+        )
+    first, gone = lines.index(old[0]), set(old)
+    before, after = lines[:first], [line for line in lines[first:] if line not in gone]
+    return [*before, *new, *after]
+
+
+def _moved(old: list[Number], new: list[Number]) -> str:
+    first = next(line.measure for line in old if line.seed is not None)
+    before, after = ([line.value for line in rows if line.measure == first] for rows in (old, new))
+    what = f"{old[0].study}: {old[0].method}, {len(before)} seeds, {first}"
+    return f"{what} {fmean(before):.2f} -> {fmean(after):.2f}"
 
 
 def read_folder(folder: Path, replaced: Mapping[str, str]) -> Iterator[Added]:

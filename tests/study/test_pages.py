@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from fedld.errors import FedLDError
 from fedld.study.compare import write_comparison
 from fedld.study.comparison import compare_runs
 from reproduction import evidence, figures, pages
-from reproduction.add import add, settings_of
+from reproduction.add import add, replace_rows, settings_of
 from reproduction.candidates import SHARED, write_candidates
 
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in pages.PAGES}
@@ -90,6 +91,33 @@ def test_a_finished_study_is_added_as_it_was_compared(write_run, tmp_path):
     assert study.settings["fedld"] == {"lr": 0.03}
     with pytest.raises(FedLDError, match="has no table"):
         add([tmp_path], **files)
+
+
+def test_rows_of_a_study_are_replaced_where_they_stand(write_run, tmp_path):
+    files = {"numbers": tmp_path / "e.csv.gz", "commands": tmp_path / "c.json"}
+    accuracies = {"fedavg": 0.8, "measured": 0.7, "fedld": 0.6}
+    for name, methods in {"whole": accuracies, "again": {"measured": 0.75}}.items():
+        out = tmp_path / name / "study"
+        out.mkdir(parents=True)
+        runs = [
+            write_run(method, seed, accuracy=x + seed / 100, auroc=0.9)
+            for method, x in methods.items()
+            for seed in range(3)
+        ]
+        write_comparison(compare_runs("t", runs, next(iter(methods))), out, "fedld compare --lr 0.1")
+        for run in runs:
+            shutil.rmtree(run.path)
+    add([tmp_path / "whole" / "study"], **files)
+    before = evidence.read_numbers(files["numbers"])
+    moved = replace_rows([tmp_path / "again" / "study"], ["measured"], files["numbers"])
+    assert moved == ["study: measured, 3 seeds, accuracy 71.00 -> 76.00"]
+    after = evidence.read_numbers(files["numbers"])
+    assert [(one.method, one.seed) for one in after] == [(one.method, one.seed) for one in before]
+    changed = {(one.method, one.measure) for one, two in zip(before, after, strict=True) if one != two}
+    assert ("measured", "accuracy") in changed
+    assert {method for method, _ in changed} == {"measured"}
+    with pytest.raises(FedLDError, match="other seeds, settings or measures of 'fedavg' than before"):
+        replace_rows([tmp_path / "again" / "study"], ["fedavg"], files["numbers"])
 
 
 def test_candidates_of_a_search_by_hand_are_added_with_what_held_out_images_said(tmp_path):

@@ -310,6 +310,16 @@ def test_bad_tables_are_one_sentence(table, change, words, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_cell_of_several_lines_is_shown_in_one(table, tmp_path):
+    """An open quotation mark takes the following lines into its cell."""
+    rows = tmp_path / "rows.csv"
+    rows.write_text((tmp_path / "patients.csv").read_text().replace(",m,", ',"m\nm",', 1))
+    for change in ({"split_column": "sex"}, {"target_column": "sex"}):
+        with pytest.raises(FedLDError, match=r"'m\\nm'") as raised:
+            run(f"csv:{rows}", "regression", tmp_path / "run", **change)
+        assert "\n" not in str(raised.value)
+
+
 def test_files_that_are_no_tables(tmp_path):
     for text, words in (
         ("a,b\n1,2\n3\n", "line 3: 1 cells under 2 columns"),

@@ -13,7 +13,7 @@ from fedld.data.folder import is_image
 from fedld.data.npz import read_arrays
 from fedld.data.pixels import Listed, Pixels, describe_trouble, read_image, resize, to_uint8, with_channels
 from fedld.data.sheet import LEVEL, MARK, MISSING, Columns, read_columns
-from fedld.errors import FedLDError
+from fedld.errors import FedLDError, printable
 
 
 def read_rows(file: Path, features: Sequence[str]) -> tuple[list[str], NDArray[np.float32]]:
@@ -65,7 +65,9 @@ def _number(cell: str, name: str, row: int, file: Path) -> float:
     except ValueError:
         value = math.inf
     if not math.isfinite(value):
-        raise FedLDError(f"{file}, line {row + 2}: '{name}' has '{cell[:40]}', and a number is needed")
+        raise FedLDError(
+            f"{file}, line {row + 2}: '{name}' has '{printable(cell, 40)}', and a number is needed"
+        )
     return value
 
 
@@ -80,7 +82,8 @@ def _check_levels(features: Sequence[str], columns: Columns, file: Path) -> None
         for row, cell in enumerate(columns[name]):
             if cell not in known and cell.lower() not in MISSING:
                 raise FedLDError(
-                    f"{file}, line {row + 2}: '{name}' has '{cell[:40]}', which the model does not know"
+                    f"{file}, line {row + 2}: '{name}' has '{printable(cell, 40)}', which the model does "
+                    "not know"
                 )
 
 

@@ -24,7 +24,7 @@ from fedld.data.pixels import Listed, Progress
 from fedld.data.spec import DataSpec
 from fedld.data.table import Table, Text, cached, file_sha256, fingerprint, write_table
 from fedld.data.targets import make_targets
-from fedld.errors import FedLDError, nearest
+from fedld.errors import FedLDError, nearest, printable
 from fedld.paths import cache_root, user_path
 
 CATEGORIES = 50
@@ -152,7 +152,7 @@ def read_columns(file: Path) -> Columns:
         raise FedLDError(f"{file} has no rows under a head.")
     for name in head:
         if head.count(name) > 1:
-            raise FedLDError(f"{file} has two columns '{name}'.")
+            raise FedLDError(f"{file} has two columns '{printable(name, 40)}'.")
     for number, row in enumerate(rows, start=2):
         if len(row) != len(head):
             raise FedLDError(f"{file}, line {number}: {len(row)} cells under {len(head)} columns")
@@ -208,7 +208,7 @@ def make_features(columns: Columns, file: Path) -> tuple[tuple[str, ...], NDArra
         if len(levels) > CATEGORIES:
             row = next(k for k, number in enumerate(numbers) if number is None and not missing[k])
             raise FedLDError(
-                f"{file}, line {row + 2}, column '{name}': '{cells[row][:40]}' is no number, and "
+                f"{file}, line {row + 2}, column '{name}': '{printable(cells[row], 40)}' is no number, and "
                 f"{len(levels)} different texts are no category: leave it out (--set data.drop={name})"
             )
         for level in levels:
@@ -230,7 +230,7 @@ def _number(cell: str) -> float | None:
 def _numbers(cells: list[str], name: str, file: Path) -> NDArray[np.float64]:
     for row, cell in enumerate(cells):
         if _number(cell) is None:
-            problem = "is empty" if cell.lower() in MISSING else f"has '{cell[:40]}'"
+            problem = "is empty" if cell.lower() in MISSING else f"has '{printable(cell, 40)}'"
             raise FedLDError(f"{file}, line {row + 2}: the target '{name}' {problem}, and a number is needed")
     return np.array([float(cell) for cell in cells])
 
@@ -265,7 +265,7 @@ def _split(cells: list[str], name: str, file: Path) -> NDArray[np.str_]:
     for row, cell in enumerate(cells):
         if cell not in ("train", "test", ""):
             raise FedLDError(
-                f"{file}, line {row + 2}: '{name}' is 'train', 'test' or empty, not '{cell[:40]}'"
+                f"{file}, line {row + 2}: '{name}' is 'train', 'test' or empty, not '{printable(cell, 40)}'"
             )
     return np.array(cells)
 
@@ -334,12 +334,16 @@ def _troubles(
         if not path or "\0" in path:
             yield f"line {line}: the path is empty"
         if plain.is_absolute() or ".." in plain.parts or Path(path).is_absolute():
-            yield (f"line {line}: '{path[:80]}' is not below the folder of {IMAGES_CSV}: paths are relative")
+            yield (
+                f"line {line}: '{printable(path, 80)}' is not below the folder of {IMAGES_CSV}: "
+                "paths are relative"
+            )
         if (before := first.setdefault(plain.as_posix(), line)) != line:
-            yield f"line {line}: '{path[:80]}' is listed before, in line {before}"
+            yield f"line {line}: '{printable(path, 80)}' is listed before, in line {before}"
         if not labels[row]:
-            yield f"line {line}: the label of '{path[:80]}' is empty"
+            yield f"line {line}: the label of '{printable(path, 80)}' is empty"
         if not drawn and split[row] not in SPLITS:
-            yield f"line {line}: the split is 'train', 'test' or empty (left out), not '{split[row][:40]}'"
+            shown = printable(split[row], 40)
+            yield f"line {line}: the split is 'train', 'test' or empty (left out), not '{shown}'"
         if sites and not sites[row] and split[row] in ("train", "draw"):
-            yield f"line {line}: the site of '{path[:80]}' is empty"
+            yield f"line {line}: the site of '{printable(path, 80)}' is empty"

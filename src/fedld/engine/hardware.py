@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedld.config.experiment import DEVICE, Experiment
 from fedld.engine.jobs import Setup
 from fedld.engine.network import divided
-from fedld.errors import FedLDError
+from fedld.errors import FedLDError, printable
 from fedld.local.samples import BATCH
 from fedld.models.build import VECTOR, VectorModel, hidden_units, outline
 from fedld.models.cut import CHUNK
@@ -45,7 +45,7 @@ def find_device(asked: str) -> str:
     'cpu'
     """
     if not re.fullmatch(DEVICE, asked):
-        raise FedLDError(f"device is auto, cpu, cuda, cuda:NUMBER or mps, not '{asked[:80]}'")
+        raise FedLDError(f"device is auto, cpu, cuda, cuda:NUMBER or mps, not '{printable(asked, 80)}'")
     if asked == "auto":
         if torch.cuda.is_available():
             return "cuda"
