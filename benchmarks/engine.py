@@ -119,7 +119,14 @@ def _worker(name, size, steps, bfloat16, barrier, queue):
     labels = targets(name, len(data), size)
     samples = Samples(data, labels, np.arange(len(data)), (0.5,) * 3, (0.25,) * 3)
     client = LocalClient(
-        "x", 1, flat, samples, Training(1, BATCH, 0.01, 0.9, dtype="bfloat16" if bfloat16 else "float32"), 0
+        name="x",
+        round=1,
+        flat=flat,
+        samples=samples,
+        training=Training(
+            epochs=1, batch_size=BATCH, lr=0.01, momentum=0.9, dtype="bfloat16" if bfloat16 else "float32"
+        ),
+        seed=0,
     )
     loss = as_objective(Segmentation().objective).loss if is_unet(name) else Objective().loss
     client.train(loss)  # warm-up epoch
@@ -199,7 +206,14 @@ def profile():
         model = build(name, classes=CLASSES, image_size=size, seed=0)
         flat, data = FlatModel(model, Layout.of(model)), images(BATCH * count, size)
         samples = Samples(data, np.arange(len(data)) % CLASSES, np.arange(len(data)), (0.5,) * 3, (0.25,) * 3)
-        client = LocalClient("x", 1, flat, samples, Training(1, BATCH, 0.01, 0.9), 0)
+        client = LocalClient(
+            name="x",
+            round=1,
+            flat=flat,
+            samples=samples,
+            training=Training(epochs=1, batch_size=BATCH, lr=0.01, momentum=0.9),
+            seed=0,
+        )
         client.train(Objective().loss)  # warm-up
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
             client.train(Objective().loss)

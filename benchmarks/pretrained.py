@@ -45,7 +45,14 @@ def pictures(count):
 
 def client(model, samples):
     flat = FlatModel(model, Layout.of(model))
-    return LocalClient("x", 1, flat, samples, Training(1, BATCH, 0.001, 0.9), 0)
+    return LocalClient(
+        name="x",
+        round=1,
+        flat=flat,
+        samples=samples,
+        training=Training(epochs=1, batch_size=BATCH, lr=0.001, momentum=0.9),
+        seed=0,
+    )
 
 
 def speed(work, count):

@@ -98,13 +98,13 @@ def dp(repeats):
     print("|---|---|---|")
     for features, classes in ((512, 2), (1280, 5), (2048, 10)):
         flat, samples = head(features, classes)
-        plain = Training(1, 50, 0.01, 0.9)
+        plain = Training(epochs=1, batch_size=50, lr=0.01, momentum=0.9)
         noisy = replace(plain, private=PrivateSteps(noise=1.0, clip=1.0, rate=50 / 2000, steps=40))
         ratios = []
         for _ in range(repeats + 1):
             times = []
             for training in (plain, noisy):
-                client = LocalClient("a", 1, flat, samples, training, seed=0)
+                client = LocalClient(name="a", round=1, flat=flat, samples=samples, training=training, seed=0)
                 start = time.process_time()
                 client.train(Objective().loss)
                 times.append(time.process_time() - start)
@@ -135,8 +135,10 @@ def attacked(private, steps, seed):
     network = nn.Sequential(nn.Linear(100, 64), nn.ReLU(), nn.Linear(64, 2))
     flat = FlatModel(network, Layout.of(network))
     members = FeatureSamples(values, labels, np.arange(100))
-    training = Training(1, 50, 0.1, 0.0, steps=steps, private=private)
-    LocalClient("a", 1, flat, members, training, seed=seed).train(Objective().loss)
+    training = Training(epochs=1, batch_size=50, lr=0.1, momentum=0.0, steps=steps, private=private)
+    LocalClient(name="a", round=1, flat=flat, samples=members, training=training, seed=seed).train(
+        Objective().loss
+    )
     with torch.no_grad():
         logits = network(torch.from_numpy(values))
     losses = nn.functional.cross_entropy(logits, torch.from_numpy(labels), reduction="none").numpy()

@@ -31,7 +31,7 @@ def tree_bytes(tree: Tree) -> int:
 Kind = Literal["parameter", "buffer", "counter"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Entry:
     """One tensor of the model and its place in the vector."""
 
@@ -55,7 +55,7 @@ class Entry:
         return flat.view(self.shape)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """Names, shapes and places of everything in a model's vector."""
 
@@ -75,13 +75,17 @@ class Layout:
         found.sort(key=lambda item: (item[2] != "parameter", item[0] in mine))
         entries, start, ends = [], 0, {}
         for name, tensor, kind in found:
-            entries.append(Entry(name, tuple(tensor.shape), start, kind, name in mine))
+            entries.append(
+                Entry(name=name, shape=tuple(tensor.shape), start=start, kind=kind, private=name in mine)
+            )
             start += tensor.numel()
             ends[kind == "parameter", name in mine] = start
         shared = ends.get((True, False), 0)
         trainable = ends.get((True, True), shared)
         shared_end = ends.get((False, False), trainable)
-        return cls(tuple(entries), shared, trainable, shared_end, start)
+        return cls(
+            entries=tuple(entries), shared=shared, trainable=trainable, shared_end=shared_end, size=start
+        )
 
     @cached_property
     def shared_size(self) -> int:

@@ -141,7 +141,7 @@ def hit(logits, labels):
 def test_an_own_metric_decides_a_study(parts, given, tmp_path):
     """It is in the table, the verdict, the page and the CSV; where less is better, the smaller one leads."""
     each = as_metric(brier)
-    given["metrics"] = [parts.top2, fedld.Metric(each.sums, each.value, better="less")]
+    given["metrics"] = [parts.top2, fedld.Metric(sums=each.sums, value=each.value, better="less")]
     study = fedld.compare(
         ["fedavg", parts.Careful(part=0.0)],
         parts.sites(),

@@ -59,8 +59,16 @@ def one_step(dtype, scale=2.0**16):
     layout = Layout.of(model)
     images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), np.uint8)
     samples = Samples(images, np.arange(40) % 3, np.arange(40), (0.5,), (0.3,), HERE)
-    training = Training(1, 40, 0.1, 0.0, dtype=dtype)
-    client = LocalClient("x", 1, FlatModel(model, layout, HERE), samples, training, 0, scale=scale)
+    training = Training(epochs=1, batch_size=40, lr=0.1, momentum=0.0, dtype=dtype)
+    client = LocalClient(
+        name="x",
+        round=1,
+        flat=FlatModel(model, layout, HERE),
+        samples=samples,
+        training=training,
+        seed=0,
+        scale=scale,
+    )
     client.train(Objective().loss)
     return client, layout.shared_parameters(client.reply().update).cpu()
 

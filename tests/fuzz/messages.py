@@ -168,9 +168,17 @@ def _orders() -> tuple[Orders, list[Any], dict[str, Any]]:
         transforms=Chain(),
         private={},
     )
-    memory = SharedMemory(torch.zeros(layout.size), *(torch.zeros(1, layout.size) for _ in range(3)))
+    memory = SharedMemory(
+        weights=torch.zeros(layout.size),
+        **{part: torch.zeros(1, layout.size) for part in ("updates", "logits", "basis")},
+    )
     here = Incoming("a")
-    jobs = [LossJob(("a",)), TrainJob(1, 0, here), CandidateJob(1, here, ((1.0,),), 32), PersonalJob(here)]
+    jobs = [
+        LossJob(clients=("a",)),
+        TrainJob(1, 0, here),
+        CandidateJob(round=1, incoming=here, coefficients=((1.0,),), samples=32),
+        PersonalJob(here),
+    ]
     jobs.append(SiteTestJob(here))
     tally = {"count": 50, "loss": 20.0, "loss_squared": 9.0, "sums": {"correct": 30}}
     part = {"value": 0.5, "low": 0.4, "high": 0.6}

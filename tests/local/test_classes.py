@@ -42,7 +42,15 @@ def test_weights_by_name():
 def test_the_loss_is_torchs_weighted_cross_entropy():
     logits, labels = torch.randn(100, 3, generator=torch.Generator().manual_seed(0)), LABELS
     weights = ClassWeights((1.0,) * 3, balanced=True).of(labels)
-    context = Context(None, None, labels, labels, None, 1, class_weights=weights).with_logits(logits)
+    context = Context(
+        flat=None,
+        images=None,
+        labels=labels,
+        client_labels=labels,
+        incoming=None,
+        round=1,
+        class_weights=weights,
+    ).with_logits(logits)
     expected = F.cross_entropy(logits, labels, weight=weights)
     torch.testing.assert_close(Objective().loss(context), expected)
 

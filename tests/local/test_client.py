@@ -22,8 +22,8 @@ def samples(count=23, size=8):
 def client(model=None, private=(), round_=1, **setting):
     model = model or build("cnn", classes=2, image_size=8, seed=0)
     flat = FlatModel(model, Layout.of(model, private))
-    training = replace(Training(1, 5, 0.05, 0.0), **setting)
-    return LocalClient("a", round_, flat, samples(), training, seed=3)
+    training = replace(Training(epochs=1, batch_size=5, lr=0.05, momentum=0.0), **setting)
+    return LocalClient(name="a", round=round_, flat=flat, samples=samples(), training=training, seed=3)
 
 
 loss = Objective().loss

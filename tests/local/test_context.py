@@ -23,7 +23,14 @@ def samples(count=23, size=8):
 
 def client(model, **setting):
     flat = FlatModel(model, Layout.of(model))
-    return LocalClient("a", 4, flat, samples(), Training(1, 5, 0.05, 0.0, **setting), seed=3)
+    return LocalClient(
+        name="a",
+        round=4,
+        flat=flat,
+        samples=samples(),
+        training=Training(epochs=1, batch_size=5, lr=0.05, momentum=0.0, **setting),
+        seed=3,
+    )
 
 
 @pytest.fixture

@@ -29,8 +29,15 @@ def client(**setting):
     images = generator.integers(0, 256, (23, 8, 8, 3), dtype=np.uint8)
     samples = Samples(images, np.arange(23) % 2, np.arange(23), (0.5, 0.4, 0.3), (0.2, 0.2, 0.1))
     model = build("cnn", classes=2, image_size=8, seed=0)
-    training = replace(Training(1, 5, 0.05, 0.0), **setting)
-    return LocalClient("a", 1, FlatModel(model, Layout.of(model, ())), samples, training, seed=3)
+    training = replace(Training(epochs=1, batch_size=5, lr=0.05, momentum=0.0), **setting)
+    return LocalClient(
+        name="a",
+        round=1,
+        flat=FlatModel(model, Layout.of(model, ())),
+        samples=samples,
+        training=training,
+        seed=3,
+    )
 
 
 loss = Objective().loss
@@ -47,7 +54,15 @@ def trained(rounds=1, momentum=0.0, weight_decay=0.0, correction=None, **optimis
         return loss(context)
 
     for k in range(rounds):
-        one = LocalClient("a", k + 1, one.flat, one.samples, one.training, seed=3, state=state)
+        one = LocalClient(
+            name="a",
+            round=k + 1,
+            flat=one.flat,
+            samples=one.samples,
+            training=one.training,
+            seed=3,
+            state=state,
+        )
         one.train(recorded, correction=correction)
         state = one.reply().state
     return one, batches

@@ -116,8 +116,8 @@ def test_every_step_takes_every_sample_independently_with_the_same_probability()
 def test_the_loop_takes_noisy_steps_and_tells_no_loss():
     flat = flat_model("cnn")
     private = PrivateSteps(noise=0.5, clip=1.0, rate=0.25, steps=4)
-    training = Training(1, 10, 0.05, 0.9, weight_decay=0.01, private=private)
-    client = LocalClient("a", 1, flat, samples(), training, seed=3)
+    training = Training(epochs=1, batch_size=10, lr=0.05, momentum=0.9, weight_decay=0.01, private=private)
+    client = LocalClient(name="a", round=1, flat=flat, samples=samples(), training=training, seed=3)
     client.train(MarginLog(0.1).loss)
     reply = client.reply()
     assert reply.metrics["steps"] == 4
@@ -129,18 +129,28 @@ def test_the_loop_takes_noisy_steps_and_tells_no_loss():
 def test_without_noise_and_with_all_samples_it_is_gradient_descent():
     one, other = flat_model("cnn"), flat_model("cnn")
     all_of_them = PrivateSteps(noise=0.0, clip=1e6, rate=1.0, steps=3)
-    start = Training(3, 40, 0.05, 0.5)
+    start = Training(epochs=3, batch_size=40, lr=0.05, momentum=0.5)
     for flat, training in ((one, replace(start, private=all_of_them)), (other, start)):
-        LocalClient("a", 1, flat, samples(), training, seed=3).train(Objective().loss)
+        LocalClient(name="a", round=1, flat=flat, samples=samples(), training=training, seed=3).train(
+            Objective().loss
+        )
     torch.testing.assert_close(one.weights, other.weights, rtol=1e-3, atol=1e-5)
 
 
 def test_only_the_named_parameters_move():
     flat = flat_model("cnn")
     before = flat.weights.clone()
-    training = Training(1, 10, 0.05, 0.0, private=PrivateSteps(noise=1.0, clip=1.0, rate=0.25, steps=2))
+    training = Training(
+        epochs=1,
+        batch_size=10,
+        lr=0.05,
+        momentum=0.0,
+        private=PrivateSteps(noise=1.0, clip=1.0, rate=0.25, steps=2),
+    )
     last = [name for name, _ in flat.model.named_parameters()][-1]
-    LocalClient("a", 1, flat, samples(), training, seed=3).train(Objective().loss, only=[last])
+    LocalClient(name="a", round=1, flat=flat, samples=samples(), training=training, seed=3).train(
+        Objective().loss, only=[last]
+    )
     entry = next(entry for entry in flat.layout.entries if entry.name == last)
     moved = (flat.weights != before).nonzero().flatten()
     assert len(moved) == entry.size

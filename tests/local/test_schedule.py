@@ -16,7 +16,9 @@ KINDS = st.sampled_from(["constant", "cosine", "step"])
 @given(KINDS, st.integers(1, 60), st.data())
 def test_a_rate_grows_in_the_warm_up_then_never_again(kind, rounds, data):
     warmup = data.draw(st.integers(0, rounds - 1))
-    schedule = Schedule(kind, rounds, warmup, every=data.draw(st.integers(1, 9)), decay=0.5)
+    schedule = Schedule(
+        kind=kind, rounds=rounds, warmup=warmup, every=data.draw(st.integers(1, 9)), decay=0.5
+    )
     factors = [schedule.factor(round_) for round_ in range(1, rounds + 1)]
     assert factors[: warmup + 1] == sorted(set(factors[: warmup + 1]))
     assert factors[warmup] == 1
@@ -25,7 +27,7 @@ def test_a_rate_grows_in_the_warm_up_then_never_again(kind, rounds, data):
 
 
 def test_cosine_is_half_way_in_the_middle():
-    assert Schedule("cosine", rounds=10).factor(6) == pytest.approx(0.5)
+    assert Schedule(kind="cosine", rounds=10).factor(6) == pytest.approx(0.5)
 
 
 def test_a_round_trains_at_its_rate():
@@ -93,7 +95,14 @@ def client():
             model.bias.zero_()
         values = torch.randn(12, 3, generator=generator).numpy()
         samples = FeatureSamples(values, np.arange(12) % 2, np.arange(12))
-        training = replace(Training(1, 5, 0.05, 0.0), **setting)
-        return LocalClient("a", 1, FlatModel(model, Layout.of(model)), samples, training, 0)
+        training = replace(Training(epochs=1, batch_size=5, lr=0.05, momentum=0.0), **setting)
+        return LocalClient(
+            name="a",
+            round=1,
+            flat=FlatModel(model, Layout.of(model)),
+            samples=samples,
+            training=training,
+            seed=0,
+        )
 
     return make

@@ -61,7 +61,16 @@ class Federation:
 
     def client(self, i):
         message, state = self.load(i)
-        return LocalClient(f"c{i}", self.rounds, self.flat, self.data[i], self.training[i], 0, message, state)
+        return LocalClient(
+            name=f"c{i}",
+            round=self.rounds,
+            flat=self.flat,
+            samples=self.data[i],
+            training=self.training[i],
+            seed=0,
+            message=message,
+            state=state,
+        )
 
     def round(self, *clients):
         clients = clients or tuple(range(len(self.data)))
@@ -120,7 +129,7 @@ def softmax_regression(oracle):
         with torch.no_grad():
             model.weight.copy_(w0[:12].view(3, 4))
             model.bias.copy_(w0[12:])
-        base = replace(Training(1, 50, float(traces["lr"]), 0.0), **setting)
+        base = replace(Training(epochs=1, batch_size=50, lr=float(traces["lr"]), momentum=0.0), **setting)
         pairs = zip(traces["X"], traces["Y"], strict=True)
         data = [FullBatch(torch.from_numpy(x), torch.from_numpy(y)) for x, y in pairs]
         return Federation(method, model, data, [replace(base, epochs=k) for k in steps], sizes)
@@ -139,7 +148,7 @@ def images():
             labels = torch.arange(samples) % 2
             pixels = torch.randn(samples, 3, size, size, generator=generator, dtype=dtype)
             data.append(FullBatch(pixels + labels.to(dtype)[:, None, None, None] * 0.5, labels))
-        training = [replace(Training(1, 50, 0.05, 0.0), **setting)] * clients
+        training = [replace(Training(epochs=1, batch_size=50, lr=0.05, momentum=0.0), **setting)] * clients
         return Federation(method, model.to(dtype), data, training, (samples,) * clients)
 
     return make
@@ -152,6 +161,8 @@ def dealt():
     def make(method, head, features, labels, parts):
         data = [FullBatch(features[part], labels[part]) for part in parts]
         sizes = tuple(len(part) for part in parts)
-        return Federation(method, head, data, [Training(1, 50, 0.01, 0.0)] * len(parts), sizes)
+        return Federation(
+            method, head, data, [Training(epochs=1, batch_size=50, lr=0.01, momentum=0.0)] * len(parts), sizes
+        )
 
     return make

@@ -94,7 +94,14 @@ def context(labels, present, classes=3):
     nn.init.zeros_(model.weight)
     flat = FlatModel(model, Layout.of(model))
     images = torch.zeros(len(labels), 2, dtype=torch.float64)
-    return Context(flat, images, torch.tensor(labels), torch.tensor(present), flat.vector.clone(), 1)
+    return Context(
+        flat=flat,
+        images=images,
+        labels=torch.tensor(labels),
+        client_labels=torch.tensor(present),
+        incoming=flat.vector.clone(),
+        round=1,
+    )
 
 
 def gradient(objective, logits, **setting):

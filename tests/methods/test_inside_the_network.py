@@ -39,7 +39,14 @@ def test_fediir_penalty_and_its_gradients(oracle):
     file = {k: torch.from_numpy(v) for k, v in oracle("local_traces").items() if k.startswith("fediir/")}
     model, features = HeadOnly(file["fediir/W"]), file["fediir/h"].clone().requires_grad_()
     flat = FlatModel(model, Layout.of(model))
-    context = Context(flat, features, file["fediir/y"], file["fediir/y"], flat.vector, 1)
+    context = Context(
+        flat=flat,
+        images=features,
+        labels=file["fediir/y"],
+        client_labels=file["fediir/y"],
+        incoming=flat.vector,
+        round=1,
+    )
     value, own = FedIIR().head_gradient(context)
     common = torch.cat([file["fediir/gmean_W"].flatten(), file["fediir/gmean_b"]])
     penalty = (own - common).square().sum()

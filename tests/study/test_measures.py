@@ -64,7 +64,7 @@ def brier(logits, labels):
 
 def test_a_user_metric_is_a_measure_everywhere(tmp_path):
     each = fedld.tasks.as_metric(brier)
-    metric = fedld.Metric(each.sums, each.value, better="less", title="Brier score", digits=3)
+    metric = fedld.Metric(sums=each.sums, value=each.value, better="less", title="Brier score", digits=3)
     study = fedld.compare(
         ["fedavg", "fedprox"],
         fedld.Federation.from_arrays(sites()),

@@ -234,7 +234,9 @@ def _pose(updates: Updates, rule: Rule, bounds: Bounds, refused: Mapping[str, st
     source, names, sketch = updates.source, updates.clients, updates.sketch
     groups, titles = as_groups(tuple(source.specs), updates.granularity)
     grams = exact_gram(source, groups, updates.block) if sketch is None else sketched_gram(source, sketch)
-    keep, rejected = screen(grams.K, names, refused, bounds.max_update_ratio, bounds.min_clients)
+    keep, rejected = screen(
+        grams.K, names, refused=refused, max_ratio=bounds.max_update_ratio, least=bounds.min_clients
+    )
     claimed = updates.p[keep] / updates.p[keep].sum()
     kept = tuple(names[i] for i in keep)
     dots: Sequence[Array | None] = [None] * len(titles)
@@ -266,16 +268,18 @@ def _diagnostics(rule: Rule, problem: "Problem", step: "Step") -> Report:
     return make_report(
         rule,
         K,
-        p,
-        step.alignment_to_mean,
-        problem.precision,
+        p=p,
+        found=step.alignment_to_mean,
+        precision=problem.precision,
         clients=names,
         rejected=problem.rejected,
         capped={names[i]: float(claimed[i]) for i in np.flatnonzero(claimed > p)},
         outliers=outliers(K, names),
         coefficients={title: row.tolist() for title, row in zip(titles, step.c, strict=False)},
         trial=step.trial,
-        sketch=None if sketch is None else sketch_error(sketch, grams.K, step.c, grams.halves, step.halves),
+        sketch=None
+        if sketch is None
+        else sketch_error(sketch, grams.K, c=step.c, halves=grams.halves, coefficients=step.halves),
     )
 
 
@@ -324,7 +328,7 @@ class Problem:
         return update
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """What a rule made of it; `halves` are the coefficients that the halves of a sketch would give."""
 
@@ -342,7 +346,7 @@ def _step(rule: Rule, problem: Problem, trial: Trial | None, propose: bool) -> S
     if isinstance(rule, GramRule):
         c = problem.coefficients(rule, K)
         others = [problem.coefficients(rule, half) for half in halves]
-        return Step(problem.combine(c), alignment(K, c), c, others)
+        return Step(update=problem.combine(c), alignment_to_mean=alignment(K, c), c=c, halves=others)
     if bases := rule.bases():
         if trial is None and not propose:
             raise FedLDError(f"the rule '{rule.name}' asks clients: use it in an experiment")
@@ -353,10 +357,21 @@ def _step(rule: Rule, problem: Problem, trial: Trial | None, propose: bool) -> S
         proposed = rule.propose(torch.stack([*basis.values()])) if trial is None else None
         c = length * directions[index]
         others = [length * problem.coefficients(bases[index], half) for half in halves]
-        return Step(length * basis[index], alignment(K, c), c, others, trial, proposed)
+        return Step(
+            update=length * basis[index],
+            alignment_to_mean=alignment(K, c),
+            c=c,
+            halves=others,
+            trial=trial,
+            candidates=proposed,
+        )
     assert isinstance(rule, CoordinateRule)
-    update, alignment_to_mean = coordinates(problem.source, rule, problem.p, problem.keep, problem.block)
-    return Step(update, alignment_to_mean, np.empty((0, len(problem.p))), [])
+    update, alignment_to_mean = coordinates(
+        problem.source, rule, p=problem.p, keep=problem.keep, columns=problem.block
+    )
+    return Step(
+        update=update, alignment_to_mean=alignment_to_mean, c=np.empty((0, len(problem.p))), halves=[]
+    )
 
 
 PRECISION = 1e-6
@@ -412,9 +427,9 @@ class HiddenUpdates:
         report = make_report(
             self.rule,
             K,
-            bounded,
-            alignment(K[None], c[None]),
-            PRECISION,
+            p=bounded,
+            found=alignment(K[None], c[None]),
+            precision=PRECISION,
             clients=names,
             rejected={},
             capped={names[i]: float(p[i]) for i in np.flatnonzero(p > bounded)},

@@ -65,7 +65,7 @@ class Vote:
         return np.asarray(spread / max(self.count - 1, 1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Trial:
     """What was measured in a round and what was taken; of the candidates the first is the average."""
 
@@ -85,7 +85,7 @@ class Trial:
 
 
 @register("measured")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Measured(Rule):
     """Candidates are pairs of a rule and a length; the clients measure them, the best is taken.
 
@@ -182,33 +182,59 @@ class Measured(Rule):
                 votes[name] = vote
             else:
                 left_out[name] = str(problem)
-        return self._count(pairs, votes, weights, left_out)
+        return self._count(votes, weights, left_out)
 
     def _count(
         self,
-        pairs: list[tuple[int, float]],
         votes: Mapping[str, Vote],
         weights: Mapping[str, float],
         left_out: dict[str, str],
     ) -> Trial:
-        names = [rule.name for rule in self.bases()]
         heard = sum(weights[name] for name in votes)
-        labels = [names[index] for index, _ in pairs], [length for _, length in pairs]
-        unknown = [float("nan")] * len(pairs)
         if not votes or heard < self.quorum:
-            reason = f"only {heard:.0%} of the clients' weight was heard, {self.quorum:.0%} are needed"
-            return Trial(*labels, unknown, unknown, 0, 0.0, {}, left_out, reason)
+            return self._not_heard(heard, left_out)
         p = np.array([weights[name] for name in votes]) / heard
         losses = np.array([vote.losses for vote in votes.values()])
         errors = _paired_errors(list(votes.values()), p)
-        score = p @ losses
-        rank = score if self.vote == "mean" else np.median(losses - losses[:, :1], axis=0)
+        mean = p @ losses
+        rank = mean if self.vote == "mean" else np.median(losses - losses[:, :1], axis=0)
+        choices = {name: int(np.argmin(row)) for name, row in zip(votes, losses, strict=True)}
+        return self._take(rank, mean, errors=errors, votes=choices, left_out=left_out)
+
+    def _not_heard(self, heard: float, left_out: Mapping[str, str]) -> Trial:
+        """The average, because too few clients were heard."""
+        pairs, bases = self.pairs(), self.bases()
+        unknown = [float("nan")] * len(pairs)
+        return Trial(
+            rules=[bases[index].name for index, _ in pairs],
+            lengths=[length for _, length in pairs],
+            losses=unknown,
+            errors=unknown,
+            chosen=0,
+            gain=0.0,
+            votes={},
+            left_out=dict(left_out),
+            fallback=f"only {heard:.0%} of the clients' weight was heard, {self.quorum:.0%} are needed",
+        )
+
+    def _take(
+        self, rank: Array, losses: Array, *, errors: Array, votes: dict[str, int], left_out: Mapping[str, str]
+    ) -> Trial:
+        """The candidate of least rank, unless its gain over the average is within the margin."""
+        pairs, bases = self.pairs(), self.bases()
         best = int(np.argmin(rank))  # of equals the first: the average
         if rank[0] - rank[best] <= self.margin * errors[best]:
             best = 0
-        own = {name: int(np.argmin(row)) for name, row in zip(votes, losses, strict=True)}
-        gain = float(score[0] - score[best])
-        return Trial(*labels, score.tolist(), errors.tolist(), best, gain, own, left_out)
+        return Trial(
+            rules=[bases[index].name for index, _ in pairs],
+            lengths=[length for _, length in pairs],
+            losses=losses.tolist(),
+            errors=errors.tolist(),
+            chosen=best,
+            gain=float(losses[0] - losses[best]),
+            votes=votes,
+            left_out=dict(left_out),
+        )
 
     @property
     def sums_suffice(self) -> bool:
@@ -229,17 +255,10 @@ class Measured(Rule):
         Returns:
             What was measured and which candidate is taken; votes of single clients are not known.
         """
-        pairs, unknown = self.pairs(), [float("nan")] * len(losses)
-        labels = ["mean"] * len(pairs), [length for _, length in pairs]
         if heard < self.quorum:
-            reason = f"only {heard:.0%} of the clients' weight was heard, {self.quorum:.0%} are needed"
-            return Trial(*labels, unknown, unknown, 0, 0.0, {}, dict(left_out), reason)
+            return self._not_heard(heard, left_out)
         errors = np.sqrt(np.maximum(variances, 0.0))
-        best = int(np.argmin(losses))  # of equals the first: the average
-        if losses[0] - losses[best] <= self.margin * errors[best]:
-            best = 0
-        gain = float(losses[0] - losses[best])
-        return Trial(*labels, losses.tolist(), errors.tolist(), best, gain, {}, dict(left_out))
+        return self._take(losses, losses, errors=errors, votes={}, left_out=left_out)
 
 
 def _paired_errors(votes: list[Vote], p: Array) -> Array:

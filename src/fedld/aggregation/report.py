@@ -25,7 +25,7 @@ class SketchError:
     update: float | None = None  # error of the aggregate, relative to its length; None: not known
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Diagnostics of one aggregation; per-client lists follow `clients`, per-axis lists the kept axes.
 

@@ -54,7 +54,7 @@ class Pending(TypedDict):
     matrix: CrossMatrix | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """The run after the aggregation of a round; generators are derived, so there is no state of theirs."""
 
@@ -154,12 +154,12 @@ def _read(folder: Path, round_: int) -> Checkpoint:
     tensors = load(content)
     extra = {key.removeprefix("extra."): value for key, value in tensors.items() if key != "weights"}
     return Checkpoint(
-        facts["round"],
-        Server(tensors["weights"], extra),
-        dict(facts["state_rounds"]),
-        facts["pending"],
-        facts["records"],
-        facts["seconds"],
+        round=facts["round"],
+        server=Server(tensors["weights"], extra),
+        state_rounds=dict(facts["state_rounds"]),
+        pending=facts["pending"],
+        records=facts["records"],
+        seconds=facts["seconds"],
     )
 
 

@@ -61,7 +61,7 @@ def cached_features(
             if not _whole(file, tell):
                 if quota is not None:
                     _forget(folder)
-                _build(file, trunk, federation, device, quota)
+                _build(file, trunk, federation=federation, device=device, quota=quota)
     except OSError as error:
         tell(
             f"the features of the frozen trunk cannot be kept in {folder} ({error.strerror}): "
@@ -132,7 +132,14 @@ class _Extraction:
     def rows(self, positions: NDArray[np.int64]) -> Tensor:
         """Features as they are stored."""
         f = self.federation
-        samples = Samples(f.images, np.zeros(len(f.images), np.int64), positions, f.mean, f.std, self.device)
+        samples = Samples(
+            f.images,
+            np.zeros(len(f.images), np.int64),
+            positions=positions,
+            mean=f.mean,
+            std=f.std,
+            device=self.device,
+        )
         features: Tensor = self.trunk(samples.batch(slice(None))[0])
         return (features.permute(0, 2, 3, 1) if features.ndim == 4 else features).cpu()
 

@@ -84,7 +84,9 @@ def finish(exchange: Exchange, provenance: Callable[[], dict[str, str]], seconds
 
 def model_file(setup: Setup, weights: Tensor, facts: dict[str, str]) -> bytes:
     """A global model as a file that says how to use it, and some facts."""
-    return exported(setup.experiment, setup.federation, setup.layout, weights, facts)
+    return exported(
+        setup.experiment, setup.federation, layout=setup.layout, weights=weights, provenance=facts
+    )
 
 
 AtSites = tuple[dict[str, dict[Which, SiteMeasures]], dict[str, dict[Which, CaseMeasures]]]

@@ -33,7 +33,7 @@ from fedld.tasks.base import further_measures
 from fedld.transforms import Chain
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SharedMemory:
     """Memory that all workers share: the global weights, one row per client's update, the test logits.
 
@@ -68,10 +68,10 @@ def map_file(file: Path, shapes: Shapes) -> SharedMemory:
     whole = torch.from_numpy(np.memmap(file, np.float32, "r+", shape=(sum(sizes),)))
     parts = (part.view(shape) for part, shape in zip(torch.split(whole, sizes), shapes, strict=True))
     weights, updates, logits, basis = parts
-    return SharedMemory(weights, updates, logits, basis, file)
+    return SharedMemory(weights=weights, updates=updates, logits=logits, basis=basis, file=file)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Parts:
     """Values that names of the experiment stand for, resolved once per run."""
 
@@ -101,7 +101,7 @@ class Parts:
         return replace(self.training, lr=lr, factor=self.schedule.factor(round_))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Setup:
     """All that a worker needs to know of a run; of a frozen trunk the digest and the cache of its outputs."""
 
@@ -221,7 +221,7 @@ class TrainJob:
     kind: Literal["train"] = "train"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LossJob:
     """Measure one model on the training samples of some clients: row entries L_j(w_i) of Eq. 2.
 
@@ -260,7 +260,7 @@ class SiteTestJob:
     kind: Literal["site-test"] = "site-test"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CandidateJob:
     """Measure candidate server steps on some of a client's training samples, drawn anew in every round."""
 
@@ -286,7 +286,7 @@ class Prepared:
     finite: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Trained:
     """Result of a `TrainJob`; the update lies in the shared memory, a new state on disk."""
 

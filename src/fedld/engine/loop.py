@@ -79,7 +79,9 @@ def run(
     directory = RunDirectory(out)
     try:
         directory.begin(experiment.to_toml(), environment(), setup.federation.describe(), facts_of(setup))
-        return RoundLoop(setup, server, directory, progress, engine, callbacks=added).go()
+        return RoundLoop(
+            setup, server, directory=directory, progress=progress, engine=engine, callbacks=added
+        ).go()
     finally:
         directory.close()
 
@@ -118,7 +120,15 @@ def resume(
         if before.environment and (elsewhere := changed(before.environment, environment())):
             warn(elsewhere)
         directory.truncate(checkpoint.records if checkpoint else {})
-        return RoundLoop(setup, server, directory, progress, engine, checkpoint, added).go()
+        return RoundLoop(
+            setup,
+            server,
+            directory=directory,
+            progress=progress,
+            engine=engine,
+            start=checkpoint,
+            callbacks=added,
+        ).go()
     finally:
         directory.close()
 
@@ -148,7 +158,15 @@ class RoundLoop:
         self.memory = allocate(setup, rows, shared=engine.shares_memory(setup))
         backend, self.provenance = engine.backend(setup, self.memory), engine.provenance
         again = engine.resuming(directory.path)
-        self.exchange = Exchange(setup, self.state, self.memory, backend, directory, progress, again)
+        self.exchange = Exchange(
+            setup,
+            self.state,
+            memory=self.memory,
+            backend=backend,
+            directory=directory,
+            progress=progress,
+            again=again,
+        )
         self.callbacks: list[Callback] = [BestModel(self._model_file), *callbacks]
         self.stopped = False
 
@@ -202,7 +220,9 @@ class RoundLoop:
             matrix = rounds.cross_losses(exchange, accepted)
             step = rounds.aggregate(exchange, accepted)
             rounds.apply(exchange, accepted, step)
-            self.pending = rounds.record(exchange, trainings, accepted, step, matrix)
+            self.pending = rounds.record(
+                exchange, trainings=trainings, accepted=accepted, step=step, matrix=matrix
+            )
             self._checkpoint()
 
     def _record(self, pending: Pending, trainings: rounds.Trainings) -> None:
@@ -238,7 +258,15 @@ class RoundLoop:
         assert self.pending is not None
         records = self.directory.extents()
         save_checkpoint(
-            folder, Checkpoint(round_, self.state.server, states, self.pending, records, self.seconds)
+            folder,
+            Checkpoint(
+                round=round_,
+                server=self.state.server,
+                state_rounds=states,
+                pending=self.pending,
+                records=records,
+                seconds=self.seconds,
+            ),
         )
         self._keep_checkpoints(max(KEPT, experiment.keep_checkpoints or KEPT))
 

@@ -47,7 +47,7 @@ def evaluation_jobs(setup: Setup, round_: int, incoming: Callable[[str], Incomin
     tests = len(setup.federation.test) if evaluated else 0
     jobs: list[Job] = [TestJob(s, min(s + TEST_CHUNK, tests)) for s in range(0, tests, TEST_CHUNK)]
     if evaluated and setup.experiment.validation is not None:
-        jobs += [LossJob(group, validation=True) for group in _groups(list(setup.sizes), setup.sizes)]
+        jobs += [LossJob(clients=group, validation=True) for group in _groups(list(setup.sizes), setup.sizes)]
     held = [incoming(client) for client in setup.sizes] if _personal_due(setup, round_) else []
     away = {client.name for client in setup.federation.clients if client.elsewhere}
     own = [one for one in held if one.state_round or one.message or one.client in away or not tests]
@@ -202,7 +202,9 @@ def cross_jobs(setup: Setup, training: Sequence[TrainJob], trained: Mapping[str,
         client = job.incoming.client
         others = [name for name in setup.sizes if not (known and name == client)]
         model = after_training(job, trained[client])
-        jobs += [LossJob(group, job.slot, model) for group in _groups(others, setup.sizes)]
+        jobs += [
+            LossJob(clients=group, slot=job.slot, incoming=model) for group in _groups(others, setup.sizes)
+        ]
     return jobs
 
 
@@ -251,7 +253,7 @@ def global_jobs(setup: Setup, training: set[str]) -> list[LossJob]:
         return []
     told = _exact_with_training(setup.experiment) and setup.method.starts_from_global
     known = training if told and not setup.layout.private_size else set()
-    return [LossJob((client,)) for client in setup.sizes if client not in known]
+    return [LossJob(clients=(client,)) for client in setup.sizes if client not in known]
 
 
 def decomposition(

@@ -62,7 +62,16 @@ def whole_network(experiment: Experiment, federation: Federation) -> nn.Module:
         if experiment.weights is not None:
             load_weights(model, experiment.weights)
     else:
-        model = deepcopy(_built(experiment.model, classes, shape, seed, experiment.head, _file(experiment)))
+        model = deepcopy(
+            _built(
+                experiment.model,
+                classes,
+                shape=shape,
+                seed=seed,
+                head=experiment.head,
+                file=_file(experiment),
+            )
+        )
     _check_outputs(experiment.model, model, dense=dense)
     if experiment.train == "head" and isinstance(model, Model):
         return standardise_head(model)
@@ -154,7 +163,7 @@ KEY = "fedld"
 BATCH = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Facts:
     """What a model file says of itself. Network and method are None where they are the user's own."""
 
@@ -221,7 +230,8 @@ class SavedModel:
         """Outputs (N, outputs), in float64, of pictures (N, H, W, C) or of rows (N, features)."""
         rows, facts = np.arange(len(samples)), self.facts
         kind = Samples if facts.pictures else RowSamples
-        read = kind(samples, np.zeros(len(samples), np.int64), rows, facts.mean, facts.std)
+        labels = np.zeros(len(samples), np.int64)
+        read = kind(samples, labels, positions=rows, mean=facts.mean, std=facts.std)
         return torch.cat([self.network(batch).double() for batch, _ in read.in_order(BATCH)])
 
     @torch.no_grad()

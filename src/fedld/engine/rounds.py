@@ -177,7 +177,7 @@ def accept(exchange: Exchange, trainings: Trainings) -> Accepted:
         return _accept_sum(exchange, trainings, finite, rows)
     messages = {name: one.message for name, one in finite.items()}
     before = None if setup.transforms else exchange.state.server
-    refused = refusals(setup.method, setup.layout, rows, messages, before)
+    refused = refusals(setup.method, setup.layout, updates=rows, messages=messages, server=before)
     trained = {name: one for name, one in finite.items() if name not in refused}
     exchange.check_quorum(trainings.results, trained, refused)
     jobs = {name: trainings.jobs[name] for name in trained}
@@ -252,7 +252,9 @@ def aggregate(exchange: Exchange, accepted: Accepted) -> ServerStep:
     votes, cost = measure(exchange, accepted, combined.candidates, method.buffers(replies))
     if replies.summed:
         rule = cast(Measured, combined.rule)
-        trial = choose_by_sums(exchange.setup, exchange.adder, rule, combined.candidates, votes)
+        trial = choose_by_sums(
+            exchange.setup, exchange.adder, rule=rule, candidates=combined.candidates, votes=votes
+        )
     else:
         weights = dict(zip(combined.report.clients, combined.report.weights, strict=True))
         trial = combined.rule.choose(votes, weights)
@@ -284,10 +286,10 @@ def measure(
     round_ = exchange.state.round + 1
     jobs = {
         name: CandidateJob(
-            round_,
-            after_training(job, accepted.trained[name]),
-            candidates.coefficients,
-            candidates.samples,
+            round=round_,
+            incoming=after_training(job, accepted.trained[name]),
+            coefficients=candidates.coefficients,
+            samples=candidates.samples,
         )
         for name, job in accepted.jobs.items()
     }
@@ -326,7 +328,7 @@ def record(
     combined = step.combined.without(accepted.refused)
     hidden = setup.transforms.sums_only is not None and not _opens_gram(setup)
     summed = accepted.trained if hidden else ()
-    lines = client_lines(setup, round_, trainings.results, combined, summed)
+    lines = client_lines(setup, round_, results=trainings.results, combined=combined, summed=summed)
     for line in lines:
         exchange.directory.append(CLIENTS, line)
     if not hidden:
@@ -335,7 +337,15 @@ def record(
         exchange.enter(step.measuring)
     p = shares([setup.sizes[name] for name in accepted.trained], setup.method.client_weights)
     sent = exchange.settle()
-    found = round_line(round_, p, accepted.replies, accepted.trained, combined, sent, lines)
+    found = round_line(
+        round_,
+        p,
+        replies=accepted.replies,
+        trained=accepted.trained,
+        combined=combined,
+        sent=sent,
+        lines=lines,
+    )
     choices = setup.method.choices(exchange.state.server)
     trial = combined.report.trial
     if hidden and trial is not None:  # there is no line of conflicts that could tell

@@ -63,7 +63,16 @@ def prepare(
     server = method.init(layout.flatten(model), layout, [client.size for client in federation.clients])
     one_body = beyond_features(model, [entry.name for entry in layout.entries if entry.private])
     digest = trunk.digest if trunk else ""
-    setup = Setup(experiment, method, federation, layout, states, digest, one_body=one_body, parts=parts)
+    setup = Setup(
+        experiment=experiment,
+        method=method,
+        federation=federation,
+        layout=layout,
+        states=states,
+        trunk=digest,
+        one_body=one_body,
+        parts=parts,
+    )
     setup = replace(setup, private=private_steps(experiment, method, model, federation))
     check_functions(setup)
     setup.transforms.check(layout)

@@ -115,15 +115,15 @@ class Worker:
         setup, name = self.setup, job.incoming.client
         samples, training_samples = self._samples(name), self.draws.training_images(name, job.round)
         return LocalClient(
-            name,
-            job.round,
-            self.flat,
-            samples,
-            replace(setup.parts.training_in(job.round, name), private=setup.private.get(name)),
-            setup.experiment.seed,
-            message,
-            state,
-            None if len(training_samples) == len(samples) else self._at(training_samples),
+            name=name,
+            round=job.round,
+            flat=self.flat,
+            samples=samples,
+            training=replace(setup.parts.training_in(job.round, name), private=setup.private.get(name)),
+            seed=setup.experiment.seed,
+            message=message,
+            state=state,
+            training_samples=None if len(training_samples) == len(samples) else self._at(training_samples),
         )
 
     @run.register
@@ -137,9 +137,15 @@ class Worker:
         state = {**reply.state, **self._transform(job)}
         if state:
             self.store.save(job.incoming.client, job.round, state)
-        finite = bool(torch.isfinite(reply.update).all())
-        facts = (bool(state), reply.metrics, before, after, finite)
-        return Trained(_on_cpu(reply.message), *facts, time.perf_counter() - start)
+        return Trained(
+            message=_on_cpu(reply.message),
+            has_state=bool(state),
+            metrics=reply.metrics,
+            before=before,
+            after=after,
+            finite=bool(torch.isfinite(reply.update).all()),
+            seconds=time.perf_counter() - start,
+        )
 
     def _transform(self, job: TrainJob) -> Tree:
         """Send the update in the row of a job through the run's transforms: the row is what arrives.
@@ -260,10 +266,10 @@ class Worker:
         return site_result(
             torch.softmax(logits.double(), 1).numpy(),
             right(logits, torch.from_numpy(labels)).numpy(),
-            labels,
-            last,
-            self.setup.experiment.specificity,
-            None if patients is None else patients[rows],
+            labels=labels,
+            positive=last,
+            specificity=self.setup.experiment.specificity,
+            groups=None if patients is None else patients[rows],
         )
 
     def _load_personal(self, incoming: Incoming) -> None:
@@ -353,10 +359,12 @@ class Worker:
         if self.features is not None:
             return FeatureSamples(self.features, f.labels, positions, self.device)
         if f.images.ndim == 2 and len(f.mean) == f.images.shape[1]:  # a table of numbers
-            return RowSamples(f.images, f.labels, positions, f.mean, f.std, self.device)
+            return RowSamples(
+                f.images, f.labels, positions=positions, mean=f.mean, std=f.std, device=self.device
+            )
         if f.images.dtype != np.uint8:  # a user's own floats, as they are
             return FeatureSamples(f.images, f.labels, positions, self.device)
-        return Samples(f.images, f.labels, positions, f.mean, f.std, self.device)
+        return Samples(f.images, f.labels, positions=positions, mean=f.mean, std=f.std, device=self.device)
 
 
 def _on_cpu(message: Tree) -> Tree:

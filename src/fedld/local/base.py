@@ -25,7 +25,7 @@ from fedld.tasks import Task
 from fedld.tasks.segmentation import Segmentation
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Context:
     """A batch, the network that sees it, and what the client knows beside it.
 

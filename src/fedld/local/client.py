@@ -29,7 +29,7 @@ Correction = Callable[[Tensor, Tensor], None]
 """Changes the flat gradient in place, given (weights, gradient) of all trainable parameters."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Training:
     """How every client trains: the same for every method of a comparison.
 
@@ -82,7 +82,7 @@ class Reply:
     metrics: dict[str, float]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class LocalClient:
     """One client in one round, as `Method.client_update` sees it.
 
@@ -273,7 +273,14 @@ class LocalClient:
         Returns:
             The context.
         """
-        context = Context(self.flat, images, labels, self.samples.labels, self.incoming, self.round)
+        context = Context(
+            flat=self.flat,
+            images=images,
+            labels=labels,
+            client_labels=self.samples.labels,
+            incoming=self.incoming,
+            round=self.round,
+        )
         weights = self.training.class_weights
         if weights is None or weights.applied != "loss":
             return context
@@ -333,7 +340,7 @@ class LocalClient:
         def of_sample(logits: Tensor, images: Tensor, labels: Tensor) -> Tensor:
             return loss(self.context(images, labels).with_logits(logits))
 
-        private.gradient(self.flat, of_sample, batch, len(self.samples), generator)
+        private.gradient(self.flat, of_sample, batch=batch, samples=len(self.samples), generator=generator)
         if decay is not None:
             decay()
         return torch.tensor(torch.nan)

@@ -211,7 +211,7 @@ SCHEDULES: Registry[ScheduleKind] = Registry(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Schedule:
     """What the learning rate is multiplied by in a round.
 

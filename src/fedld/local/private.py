@@ -60,10 +60,14 @@ class PrivateSteps:
         total = flat.gradient.zero_()
         images, labels = batch
         layers = _linear_layers(flat.model)
-        if not len(labels) or layers is None or not self._add_of_layers(total, flat, loss, batch, layers):
+        if (
+            not len(labels)
+            or layers is None
+            or not self._add_of_layers(total, flat, loss=loss, batch=batch, layers=layers)
+        ):
             for start in range(0, len(labels), CHUNK):
                 part = slice(start, start + CHUNK)
-                self._add_clipped(total, flat, loss, images[part], labels[part])
+                self._add_clipped(total, flat, loss=loss, images=images[part], labels=labels[part])
         noise = torch.randn(total.shape, generator=generator, dtype=total.dtype).to(total.device)
         total.add_(noise, alpha=self.noise * self.clip).div_(self.rate * samples)
 

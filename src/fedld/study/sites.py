@@ -55,7 +55,14 @@ def _result(table: PredictionTable, rows: NDArray[np.bool_], sick: int, specific
     except ValueError as error:
         raise FedLDError(f"predictions.csv has a label that is none of its classes: {error}") from None
     groups = np.array(table.columns["patient"], str)[rows] if "patient" in table.columns else None
-    return site_result(table.probabilities[rows], label == told, labels, sick, specificity, groups)
+    return site_result(
+        table.probabilities[rows],
+        label == told,
+        labels=labels,
+        positive=sick,
+        specificity=specificity,
+        groups=groups,
+    )
 
 
 def measured_at_sites(summary: Summary) -> dict[str, dict[Which, SiteResult]]:

@@ -17,7 +17,7 @@ from fedld.registry import Registry, name_of
 BINS = 1000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Metric:
     """A user's measure, computed from sums so that batches, clients and sites merge by adding.
 
@@ -114,7 +114,7 @@ def as_metric(value: object) -> Metric:
     if not callable(value):
         raise FedLDError(f"a metric is a fedld.Metric or a function of (logits, labels), not {value!r}")
     each = PerSample(value)
-    return Metric(each.sums, each.value)
+    return Metric(sums=each.sums, value=each.value)
 
 
 def confusions(logits: Tensor, labels: Tensor) -> Tensor:
@@ -187,11 +187,11 @@ def sensitivity_at_95(sums: Tensor) -> Tensor:
 METRICS: Registry[Metric] = Registry(
     "metric",
     {
-        "macro-f1": Metric(confusions, macro_f1),
-        "kappa": Metric(confusions, kappa),
-        "sensitivity": Metric(confusions, sensitivity),
-        "specificity": Metric(confusions, specificity),
-        "sensitivity-at-95": Metric(scores, sensitivity_at_95),
+        "macro-f1": Metric(sums=confusions, value=macro_f1),
+        "kappa": Metric(sums=confusions, value=kappa),
+        "sensitivity": Metric(sums=confusions, value=sensitivity),
+        "specificity": Metric(sums=confusions, value=specificity),
+        "sensitivity-at-95": Metric(sums=scores, value=sensitivity_at_95),
     },
     accept=as_metric,
 )

@@ -76,7 +76,7 @@ class SecureSummation(UpdateTransform):
         counts = {place: int(weights[client]) for place, client in places.items()}
         opened = secure_sum(vectors, counts, code, settings=settings)
         clients = tuple(places[place] for place in opened.survivors)
-        return sum_total(opened.total, clients, form, entries, weights)
+        return sum_total(opened.total, clients, form=form, entries=entries, weights=weights)
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ def allocate(setup: Setup, rows: int, *, shared: bool) -> SharedMemory:
     if shared and _room() < needed + SPARE:
         return _in_file(setup.states.with_name(".memory"), shapes, needed)
     weights, updates, logits, basis = (_zeros(shape, shared=shared) for shape in shapes)
-    return SharedMemory(weights, updates, logits, basis)
+    return SharedMemory(weights=weights, updates=updates, logits=logits, basis=basis)
 
 
 def _zeros(shape: tuple[int, ...], *, shared: bool) -> Tensor:

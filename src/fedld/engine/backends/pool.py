@@ -161,7 +161,7 @@ class WorkerPool:
             )
             process.start()
         theirs.close()
-        return _Member(process, ours)
+        return _Member(process=process, connection=ours)
 
     def run(
         self, jobs: Sequence[Job], common: Tree, done: Done | None = None, deadline: float | None = None
@@ -277,7 +277,7 @@ class WorkerPool:
             _end(member)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Member:
     process: Any
     connection: Connection

@@ -249,7 +249,14 @@ class Site:
             raise FedLDError("its frozen trunk is another one: start it with the server's `--weights FILE`")
         parts = weighted(replace(parts, task=task), experiment, method, order.classes)
         states = self.folder / "states"
-        setup = Setup(experiment, method, federation, layout, states, parts=parts)
+        setup = Setup(
+            experiment=experiment,
+            method=method,
+            federation=federation,
+            layout=layout,
+            states=states,
+            parts=parts,
+        )
         self.setup = replace(
             setup, features=features_for(setup, trunk, print, quota=self.limits.cache_gb * 1e9)
         )
@@ -376,10 +383,10 @@ class Site:
         models = tree(content, "models")
         layout = self.setup.layout
         memory = SharedMemory(
-            tree(content, "weights")["weights"],
-            torch.zeros(max(1, len(models)), layout.size),
-            torch.zeros(len(self.setup.federation.test), *self.setup.federation.output_shape),
-            _basis(layout, tree(content, "candidates")),
+            weights=tree(content, "weights")["weights"],
+            updates=torch.zeros(max(1, len(models)), layout.size),
+            logits=torch.zeros(len(self.setup.federation.test), *self.setup.federation.output_shape),
+            basis=_basis(layout, tree(content, "candidates")),
         )
         for key, part in models.items():
             layout.set_shared(memory.updates[int(key)], part)
