@@ -41,6 +41,8 @@ from fedld.tasks import Metric
 
 Named = str | dict[str, Any]
 """A name, or a table of a name and options: {"name": "fedprox", "mu": 0.1}."""
+Metrics = Sequence[str | Metric | Callable[..., Any]] | Mapping[str, Metric | Callable[..., Any]]
+"""Measures: names and values in a list, or values by name."""
 Data = Federation | DataSpec | str | Mapping[str, Any] | Callable[..., Federation]
 
 
@@ -51,7 +53,7 @@ def run(
     model: str | nn.Module | Callable[..., nn.Module] = "cnn",
     objective: Named | Objective | Callable[..., Any] | None = None,
     rule: Named | Rule | type[Rule] | None = None,
-    metrics: Sequence[str | Metric | Callable[..., Any]] = (),
+    metrics: Metrics = (),
     callbacks: Sequence[Callback | Function] = (),
     engine: Engine | str = "local",
     out: str | Path | None = None,
@@ -68,7 +70,7 @@ def run(
             one (called with the run's seed).
         objective: what clients minimise, by name or as a function of (logits, labels); default: the method's.
         rule: how the server combines updates, by name or as a `fedld.Rule`; default: the method's.
-        metrics: further measures, by name or as functions of (logits, labels).
+        metrics: further measures, names or functions of (logits, labels) in a list, or `Metric`s by name.
         callbacks: `fedld.Callback`s, or functions of a round's record and model; True ends the run.
         engine: where clients train: "local" (by the setting `workers`), "process", "workers",
             "flower-simulation", or an own `fedld.Engine`.
@@ -133,7 +135,7 @@ def compare(
     model: str | nn.Module | Callable[..., nn.Module] = "cnn",
     objective: Named | Objective | Callable[..., Any] | None = None,
     rule: Named | Rule | type[Rule] | None = None,
-    metrics: Sequence[str | Metric | Callable[..., Any]] = (),
+    metrics: Metrics = (),
     primary: str | None = None,
     target: float | str = 0.5,
     engine: Engine | str = "local",
@@ -223,7 +225,7 @@ def auto(
     *,
     minutes: float = 10,
     model: str | nn.Module | Callable[..., nn.Module] = "cnn",
-    metrics: Sequence[str | Metric | Callable[..., Any]] = (),
+    metrics: Metrics = (),
     primary: str | None = None,
     out: str | Path,
     resume: bool = False,

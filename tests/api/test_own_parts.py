@@ -141,27 +141,30 @@ def hit(logits, labels):
 def test_an_own_metric_decides_a_study(parts, given, tmp_path):
     """It is in the table, the verdict, the page and the CSV; where less is better, the smaller one leads."""
     each = as_metric(brier)
-    given["metrics"] = [parts.top2, fedld.Metric(sums=each.sums, value=each.value, better="less")]
+    given["metrics"] = {
+        "top2": parts.top2,
+        "error": fedld.Metric(sums=each.sums, value=each.value, better="less"),
+    }
     study = fedld.compare(
         ["fedavg", parts.Careful(part=0.0)],
         parts.sites(),
         seeds=[0],
-        primary="sums",
+        primary="error",
         out=tmp_path / "study",
         jobs=0,
         **given,
     )
     head, fedavg, _ = study.table
-    assert head[1] == "sums"
+    assert head[1] == "error"
     assert "top2" in head
-    value = study.results["fedavg", 0].rounds[-1]["test"]["sums"]
-    assert study.results["fedavg", 0].summary["test"]["final"]["sums"] == value
+    value = study.results["fedavg", 0].rounds[-1]["test"]["error"]
+    assert study.results["fedavg", 0].summary["test"]["final"]["error"] == value
     assert fedavg[1] == f"{value:.4f}"
-    both = [study.results[key].rounds[-1]["test"]["sums"] for key in study.results]
-    assert study.comparison.winner.values["sums"][0] == min(both)  # not the method that learns nothing
-    assert "of sums" in study.verdict
-    assert study.comparison.to_json()["rows"][0]["values"]["sums"] == [value]
-    assert f"fedavg,0,sums,{value}" in (tmp_path / "study/table.csv").read_text()
+    both = [study.results[key].rounds[-1]["test"]["error"] for key in study.results]
+    assert study.comparison.winner.values["error"][0] == min(both)  # not the method that learns nothing
+    assert "of error" in study.verdict
+    assert study.comparison.to_json()["rows"][0]["values"]["error"] == [value]
+    assert f"fedavg,0,error,{value}" in (tmp_path / "study/table.csv").read_text()
     assert "top2" in study.report(tmp_path / "page.html").read_text()
     answer = CliRunner().invoke(
         cli(), ["report", str(tmp_path / "study"), "--primary", "top2", "-o", str(tmp_path / "p.html")]
@@ -208,6 +211,9 @@ def test_what_workers_cannot_import_stays_here_and_says_so(parts, given):
 
     given |= {"objective": closure, "workers": 2}
     with pytest.warns(UserWarning, match="closure' cannot be sent to worker processes"):
+        fedld.run("fedavg", parts.sites(), **given)
+    given |= {"objective": parts.smoothed, "metrics": {"mine": lambda logits, labels: labels == 0}}
+    with pytest.warns(UserWarning, match="metrics 'mine' cannot be sent to worker processes"):
         fedld.run("fedavg", parts.sites(), **given)
 
 

@@ -139,3 +139,9 @@ def test_cache_root_follows_the_environment(tmp_path, monkeypatch):
 def test_impossible_requests(tmp_path, options, message):
     with pytest.raises(FedLDError, match=message):
         load(DataSpec(**options), tmp_path)
+
+
+def test_a_federation_is_shown_in_one_line():
+    federation = load(DataSpec(dataset="digits", clients=3, partition="iid"))
+    text = repr(federation)
+    assert text == "<Federation 'digits', classification: 3 clients, 1,438 training and 359 test samples>"

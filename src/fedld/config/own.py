@@ -162,7 +162,7 @@ def stays_here(own: Own, asked: bool) -> str | None:
     who `asked` for workers, in a script that has `if __name__ == "__main__":`.
     """
     for kind, value in own.items():
-        name = name_of(getattr(value, "function", value))
+        name = _shown_name(value)
         try:
             content = pickle.dumps(value)
         except Exception as error:  # closures, open files, whatever the user's value holds
@@ -188,8 +188,13 @@ def check_portable(own: Own) -> None:
         try:
             cloudpickle.dumps(value)
         except Exception as error:  # open files, locks, whatever the user's value holds
-            name = name_of(getattr(value, "function", value))
+            name = _shown_name(value)
             raise FedLDError(f"{kind} '{name}' cannot be sent to a cluster's workers ({error})") from None
+
+
+def _shown_name(value: Any) -> str:
+    """Where a value is defined, or the names of several values."""
+    return ", ".join(value) if isinstance(value, Mapping) else name_of(getattr(value, "function", value))
 
 
 def _script_is_guarded() -> bool:

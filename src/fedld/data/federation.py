@@ -378,6 +378,12 @@ class Federation:
         """The patient of every image, where the dataset names them."""
         return read_column(self.folder, "patient")
 
+    def __repr__(self) -> str:
+        """Return its name, task and sizes; positions of samples would fill screens."""
+        training = sum(client.size for client in self.clients)
+        counts = f"{len(self.clients)} clients, {training:,} training and {len(self.test):,} test samples"
+        return f"<Federation '{self.name}', {self.task}: {counts}>"
+
     def describe(self) -> dict[str, Any]:
         """Summarise the federation as plain data, as `fedld data --json` prints it.
 
