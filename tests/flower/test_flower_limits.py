@@ -1,6 +1,7 @@
 """What a site does not do, whoever asks."""
 
 import json
+import math
 from types import SimpleNamespace
 from uuid import uuid4
 
@@ -168,8 +169,20 @@ def test_losses_are_rounded_and_bounded(ask):
         assert mean == pytest.approx(round(mean, 3), abs=1e-12)
     vote = ask(MEASURED, [CANDIDATES]).results[0]
     assert all(round(value, 3) == value for value in (*vote["losses"], *vote["squares"]))
-    trained = ask(jobs=[TRAIN]).results[0]
-    assert round(trained["metrics"]["train_loss"], 3) == trained["metrics"]["train_loss"]
+
+
+def test_the_loss_in_training_is_bounded_and_of_large_classes_only(ask, digits, rare):
+    """It is a mean over all images that are trained on, also over the only one of its class."""
+    with np.load(rare) as found:
+        arrays = dict(found)
+    arrays["labels"] = np.minimum(arrays["labels"], 1)
+    np.savez(digits / "even.npz", **arrays)
+    even, large = {"data": str(digits / "even.npz")}, {"weights": {"weights": 30 * weights()}}
+    loss = ask(jobs=[TRAIN], **even).results[0]["metrics"]["train_loss"]
+    assert 0 < loss == round(loss, 3) < 2
+    assert ask("lr = 1e-9", [TRAIN], trees=large, **even).results[0]["metrics"]["train_loss"] == 20
+    for trees in ({}, large):
+        assert math.isnan(ask(jobs=[TRAIN], trees=trees).results[0]["metrics"]["train_loss"])
 
 
 def other_model(k):

@@ -201,6 +201,11 @@ def test_every_line_on_trust_names_a_test_that_exists():
     }
     assert len(named) > 15
     assert named <= written
+    table = pages[0].read_text().partition("## What is trusted")[2].partition("\n\n`--insecure`")[0]
+    lines = [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if "|" in line]
+    promises = [line for line in lines if line[2].startswith(("cannot", "finds"))]
+    assert len(promises) > 25
+    assert all("`test_" in line[3] for line in promises)
 
 
 def test_a_lost_database_and_the_way_back(secure):

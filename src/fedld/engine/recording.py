@@ -31,11 +31,11 @@ def round_line(
 
     `p` are the weights of the clients that trained.
     """
-    losses = [one.metrics["train_loss"] for one in trained.values()]
+    losses = torch.tensor([one.metrics["train_loss"] for one in trained.values()], dtype=torch.float64)
     line: RoundLine = {
         "round": round_,
         "clients": len(trained),
-        "train_loss": float(p @ torch.tensor(losses, dtype=torch.float64)),
+        "train_loss": told_mean(p, losses),
         "update_norm": float(combined.update.double().norm()),
         "norm_ratio": combined.report.norm_ratio,
         "cosine_to_average": combined.report.cosine,
@@ -48,6 +48,16 @@ def round_line(
     if missing := {one["client"]: one["reason"] for one in lines if "reason" in one}:
         line["missing"] = missing
     return line
+
+
+def told_mean(p: Tensor, values: Tensor) -> float:
+    """Give the weighted mean of what is told; what a site keeps to itself is NaN.
+
+    >>> told_mean(torch.tensor([0.25, 0.25, 0.5]), torch.tensor([1.0, 3.0, torch.nan]))
+    2.0
+    """
+    told = ~values.isnan()
+    return float(p @ values) if told.all() else float(p[told] @ values[told] / p[told].sum())
 
 
 def client_lines(

@@ -174,6 +174,18 @@ def rounded_vote(vote: Vote) -> Vote:
     return replace(vote, losses=losses, squares=squares)
 
 
-def rounded_metrics(metrics: dict[str, float]) -> dict[str, float]:
-    """What a client measures of its training; the rate is a setting, not a measurement."""
-    return {key: value if key == "lr" else round(value, DIGITS) for key, value in metrics.items()}
+def rounded_metrics(metrics: dict[str, float], *, small_classes: bool) -> dict[str, float]:
+    """What a client measures of its training; the rate is a setting, not a measurement.
+
+    The loss in training is a mean over all images. Where some are of a small class it stays there (NaN).
+
+    >>> rounded_metrics({"steps": 3.0, "train_loss": 0.12345}, small_classes=False)
+    {'steps': 3.0, 'train_loss': 0.123}
+    >>> rounded_metrics({"steps": 3.0, "train_loss": 1e6}, small_classes=False)
+    {'steps': 3.0, 'train_loss': 20.0}
+    """
+    told = {key: value if key == "lr" else round(value, DIGITS) for key, value in metrics.items()}
+    loss = told.get("train_loss", math.nan)
+    if not math.isnan(loss):
+        told["train_loss"] = math.nan if small_classes else max(-LARGEST_LOSS, min(loss, LARGEST_LOSS))
+    return told

@@ -194,8 +194,9 @@ class Orders:
             if tally is not None:
                 self._check_tally(tally, self.setup.sizes[job.incoming.client])
         row.zero_()
-        untold = {"train_loss"} if self.setup.private else set()
-        metrics = torch.tensor([value for key, value in trained.metrics.items() if key not in untold])
+        if abs(trained.metrics["train_loss"]) > LARGEST_LOSS:  # NaN: it stays at the site
+            raise FedLDError(f"its loss in training is above {LARGEST_LOSS:g}")
+        metrics = torch.tensor([value for key, value in trained.metrics.items() if key != "train_loss"])
         if self.summed:
             return replace(trained, message=self._held_message(answer), finite=_finite(metrics))
         update, message = self._update(tree(reply, "update")), tree(reply, "message")

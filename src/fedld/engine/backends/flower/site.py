@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -449,7 +450,7 @@ class Site:
                 return replace(
                     result,
                     message={},
-                    metrics=rounded_metrics(result.metrics),
+                    metrics=rounded_metrics(result.metrics, small_classes=self._has_small_classes()),
                     before=result.before and self._tally(result.before),
                     after=result.after and self._tally(result.after),
                 )
@@ -462,6 +463,12 @@ class Site:
             case SiteTest():
                 return result
         raise TypeError(result)
+
+    def _has_small_classes(self) -> bool:
+        """Whether some images that are trained on are of a class of which nothing is told."""
+        federation = self.setup.federation
+        labels = np.array(federation.labels[federation.client(self.name).train])
+        return not self.limits.large_classes(self.setup.task.strata(labels)).all()
 
     def _tally(self, tally: Tally) -> Tally:
         return rounded_tally(self.limits.leaves(tally))
