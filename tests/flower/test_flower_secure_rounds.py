@@ -1,6 +1,9 @@
 """Secure rounds over the sites' real ClientApp in this process: methods, and sites lost at every message."""
 
 import json
+import os
+import pickle
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -94,9 +97,9 @@ class GramGrid(SecureGrid):
         return place >= self.lost.get(site, 99)
 
 
-def run(folder, data, lost=None, secure="sum", grid=SecureGrid, **settings):
+def run(folder, data, lost=None, secure="sum", grid=SecureGrid, kill=None, **settings):
     grid = grid(folder, data)
-    grid.lost = lost or {}
+    grid.lost, grid.kill = lost or {}, kill
     out = folder / "run"
     common = {"clients": 5, "rounds": 1, "min_clients": 3, "on_client_failure": "skip", "canary": False}
     common |= {"wait_for_clients": 0, "client_losses": False, "dataset": f"npz:{data}/test.npz", "lr": 0.05}
@@ -130,13 +133,17 @@ def test_the_model_is_that_of_the_plain_run(tmp_path, data, settings):
     assert not (summed / "conflict.jsonl").exists()
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
-def test_a_site_lost_at_any_message_does_not_end_the_sum(tmp_path, data, number):
+MOMENTS = [*((number, "before") for number in range(1, 6)), (3, "after"), (5, "after")]
+
+
+@pytest.mark.parametrize(("number", "when"), MOMENTS)
+def test_a_site_killed_at_any_message_does_not_end_the_sum(tmp_path, data, number, when):
     """From message 4 on its vector counts; before, the model is that of the others."""
-    out, _ = run(tmp_path / "lost", data, lost={"omega": number})
+    out, grid = run(tmp_path / "killed", data, kill=(f"sum {number}", when), grid=KilledGrid)
+    assert grid.away == {"omega"}
     (line,) = read_lines(out, ROUNDS)
     assert line["clients"] == (5 if number > 3 else 4)
-    if number == 3:
+    if number == 3 and when == "before":
         plain, _ = run(tmp_path / "plain", data, lost={"omega": 1}, secure=None)
         assert (weights(out) - weights(plain)).abs().max() < 2e-6
 
@@ -148,6 +155,76 @@ def test_too_few_survivors_begin_anew_among_themselves(tmp_path, data):
     assert grid.carried.count(("alpha", 1)) == 2  # the order, and the second attempt
     lines = {line["client"]: line for line in read_lines(out, CLIENTS)}
     assert {name for name in lines if "excluded" in lines[name]} == {"omega", "gamma"}
+
+
+class KilledGrid(SecureGrid):
+    """omega handles every message in a process of its own, as sites do; one is killed, and it is away then.
+
+    It is killed `before` it has done anything, or `after` all of it is on disk but for the answer.
+    """
+
+    computation = "sum"
+
+    def _answer(self, message):
+        site = self.nodes[message.metadata.dst_node_id].node_config["site"]
+        if message.metadata.message_type == "query" or site != "omega":
+            return super()._answer(message)
+        part = json.loads(str(message.content.config_records["part"]["json"]))
+        request = part.get("request") or part.get("secure") or {}
+        self.computation = request.get("computation", self.computation)
+        message_name, moment = self.kill
+        kills = message_name == f"{self.computation} {part.get('number', 1)}"
+        return None if "omega" in self.away else self._in_a_process(message, moment if kills else "")
+
+    def _in_a_process(self, message, kill):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            if kill == "before":
+                os.kill(os.getpid(), signal.SIGKILL)
+            reply = super()._answer(message)
+            if kill == "after":
+                os.kill(os.getpid(), signal.SIGKILL)
+            with open(writing, "wb") as pipe:
+                pickle.dump(reply, pipe)
+            os._exit(0)
+        os.close(writing)
+        with open(reading, "rb") as pipe:
+            content = pipe.read()
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            self.away.add("omega")
+            return None
+        return pickle.loads(content)
+
+
+class LateGrid(SecureGrid):
+    """omega is not connected when the orders go out, and delta's first order is lost."""
+
+    introduced = False
+
+    def get_nodes(self):
+        nodes = super().get_nodes()
+        hidden = self.introduced and not self.carried
+        return [
+            node for node in nodes if not (hidden and self.nodes[node.node_id].node_config["site"] == "omega")
+        ]
+
+    def _answer(self, message):
+        reply = super()._answer(message)
+        self.introduced = True
+        return None if self.carried.count(("delta", 1)) == 1 and self.carried[-1] == ("delta", 1) else reply
+
+
+@pytest.mark.parametrize("policy", ["skip", "retry"])
+def test_sites_that_are_late_or_asked_again_are_in_the_sum(tmp_path, data, policy):
+    more = {"wait_for_clients": 30} if policy == "skip" else {}
+    settings = {"min_clients": 5, "on_client_failure": policy, **more}
+    out, _ = run(tmp_path, data, grid=LateGrid, **settings)
+    (line,) = read_lines(out, ROUNDS)
+    assert line["clients"] == 5
+    whole, _ = run(tmp_path / "whole", data)
+    assert (weights(out) - weights(whole)).abs().max() < 1e-6
 
 
 def test_a_sum_that_lacks_shares_is_never_opened(tmp_path, data):
@@ -218,18 +295,19 @@ def test_rules_of_inner_products_give_the_plain_model_of_the_same_sketch(tmp_pat
     ]
 
 
-@pytest.mark.parametrize("message", range(4, 10))
-def test_a_site_that_leaves_after_it_shared_its_sketch_does_not_end_the_round(
+@pytest.mark.parametrize("message", ["gram 3", *(f"sum {number}" for number in range(1, 6))])
+def test_a_site_killed_after_it_shared_its_sketch_does_not_end_the_round(
     tmp_path, data, monkeypatch, message
 ):
     """Before its masked vector has come, the model is that of the others and of their part of the matrix."""
-    out, _ = run(
-        tmp_path / "gram", data, {"omega": message}, secure="gram", grid=GramGrid, method="consensus"
-    )
+    settings = {"secure": "gram", "grid": KilledGrid, "method": "consensus"}
+    out, grid = run(tmp_path / "gram", data, kill=(message, "before"), **settings)
+    assert grid.away == {"omega"}
     (line,) = read_lines(out, ROUNDS)
-    assert line["clients"] == (5 if message > 7 else 4)
+    counts = message in ("sum 4", "sum 5")
+    assert line["clients"] == (5 if counts else 4)
     same_sketch(monkeypatch, out)
-    missing = {} if message > 7 else {"omega": 1}
+    missing = {} if counts else {"omega": 1}
     plain, _ = run(tmp_path / "plain", data, missing, secure=None, method="consensus")
     assert (weights(out) - weights(plain)).abs().max() < 2e-6
 

@@ -40,6 +40,9 @@ CLASSES = list("0123456789")
 PEERS = ("beta", "delta", "gamma", "omega")
 ALL = ("alpha", *PEERS)
 TRAIN = {"kind": "train", "round": 1, "slot": 0, "incoming": {"client": "alpha"}}
+LOSS = {"kind": "loss", "clients": ["alpha"], "validation": True}
+TEST = {"kind": "site-test", "incoming": {"client": "alpha"}}
+PLAIN_TEST = {"jobs": (TEST,), "secure": False, "settings": ""}
 SECURE = 'secure = "sum"\nclient_losses = false'
 
 
@@ -161,7 +164,11 @@ def server(monkeypatch, tmp_path, digits):
 def test_a_result_stays_at_the_site_and_its_sum_is_opened_in_five_messages(server):
     reply = server.begin()
     assert tree_names(reply) == ["secure"]
-    assert unpack(Answer, reply).results[0]["message"] == {}
+    result = unpack(Answer, reply).results[0]
+    assert result.pop("seconds") > 0
+    nothing = {"message": {}, "metrics": {}, "before": None, "after": None}
+    assert result == nothing | {"has_state": False, "finite": True}
+    assert "training" in unpack(Answer, reply).held.entries  # losses are part of the sum
     assert server.secure.stat().st_mode & 0o077 == 0
     said = server.open(lost={"omega": 3})
     total = server.context.code.decode(server.opened.total)
@@ -255,6 +262,9 @@ def test_a_round_is_opened_once_and_only_with_signatures_of_one_list(server):
         ('updates = "summed"', {"secure": False, "settings": ""}, "leave in secure sums only"),
         (None, {"secure": False}, "leave in secure sums only"),
         (None, {"settings": ""}, "no result of which a secure sum"),
+        (None, {"jobs": (TRAIN, LOSS)}, "nothing that it measures leaves by itself"),
+        (None, {"jobs": (TEST,), "secure": False}, "nothing that it measures leaves by itself"),
+        ('updates = "gram"', PLAIN_TEST, "what it measures leaves in secure sums only"),
         (None, {"participants": ALL[:2]}, "at least 3 sites, not 2"),
         (None, {"participants": ALL[1:]}, "not a participant"),
         (None, {"participants": (*ALL, "mallory")}, "'mallory' has no pinned key"),

@@ -6,12 +6,13 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedld.aggregation import Aggregate
 from fedld.engine.jobs import Failure, Setup, Trained
+from fedld.engine.summing import TrainingLosses
 from fedld.local.client import MEASURED
 from fedld.methods import Replies
+from fedld.methods.base import shares
 from fedld.records.schema import ClientLine, ConflictLine, Reason, RoundLine, Traffic, TrainingRecord
 
 GRAM_CLIENTS = 100
@@ -20,22 +21,17 @@ GRAM_CLIENTS = 100
 
 def round_line(
     round_: int,
-    p: Tensor,
     replies: Replies,
-    trained: Mapping[str, Trained],
+    losses: TrainingLosses,
     combined: Aggregate,
     sent: Traffic,
     lines: list[ClientLine],
 ) -> RoundLine:
-    """What the round did to the model, and whose data it lacks: those that `lines` say were excluded.
-
-    `p` are the weights of the clients that trained.
-    """
-    losses = torch.tensor([one.metrics["train_loss"] for one in trained.values()], dtype=torch.float64)
+    """What the round did to the model, and whose data it lacks: those that `lines` say were excluded."""
     line: RoundLine = {
         "round": round_,
-        "clients": len(trained),
-        "train_loss": told_mean(p, losses),
+        "clients": len(replies.rows),
+        "train_loss": losses.train,
         "update_norm": float(combined.update.double().norm()),
         "norm_ratio": combined.report.norm_ratio,
         "cosine_to_average": combined.report.cosine,
@@ -43,11 +39,22 @@ def round_line(
         "bytes_up": sent["bytes_up"],
         "bytes_down": sent["bytes_down"],
     }
+    if losses.before is not None:
+        line["client_loss_before"] = losses.before
+    if losses.after is not None:
+        line["client_loss_after"] = losses.after
     if "measuring_seconds" in sent:
         line["measuring_seconds"] = sent["measuring_seconds"]
     if missing := {one["client"]: one["reason"] for one in lines if "reason" in one}:
         line["missing"] = missing
     return line
+
+
+def mean_training_loss(setup: Setup, trained: Mapping[str, Trained]) -> float:
+    """Give the mean of the clients' losses in training, weighted as the clients are."""
+    p = shares([setup.sizes[name] for name in trained], setup.method.client_weights)
+    losses = torch.tensor([one.metrics["train_loss"] for one in trained.values()], dtype=torch.float64)
+    return told_mean(p, losses)
 
 
 def told_mean(p: Tensor, values: Tensor) -> float:
@@ -107,7 +114,9 @@ def conflict_line(round_: int, replies: Replies, combined: Aggregate) -> Conflic
 
 
 def _training(setup: Setup, result: Trained) -> TrainingRecord:
-    """What a client measured of its own training."""
+    """What a client measured of its own training; its time alone where the server sees sums."""
+    if not result.metrics:
+        return {"seconds": result.seconds}
     line: TrainingRecord = {
         "steps": result.metrics["steps"],
         "train_loss": result.metrics["train_loss"],

@@ -34,13 +34,18 @@ from fedld.engine.measure import (
     global_jobs,
 )
 from fedld.engine.private import spend_budgets
-from fedld.engine.recording import client_lines, conflict_line, round_line
+from fedld.engine.recording import client_lines, conflict_line, mean_training_loss, round_line
 from fedld.engine.setup import sample
-from fedld.engine.summing import choose_by_sums, combined_updates, sum_of_updates
+from fedld.engine.summing import (
+    TrainingLosses,
+    choose_by_sums,
+    combined_updates,
+    sum_of_updates,
+    training_losses,
+)
 from fedld.errors import FedLDError
 from fedld.layout import Tree
 from fedld.methods import Method, Replies, Server
-from fedld.methods.base import shares
 from fedld.records.schema import CLIENTS, CONFLICT, CrossMatrix, Evaluation, Traffic
 from fedld.tasks import Tally
 from fedld.transforms import Total
@@ -64,12 +69,13 @@ class Trainings:
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """The replies that count: what was trained by client, what the method sees, who was refused and why."""
+    """The replies that count: by client, as the method sees them, their losses, who was refused and why."""
 
     trained: dict[str, Trained]
     jobs: dict[str, TrainJob]
     replies: Replies
     refused: dict[str, str]
+    losses: TrainingLosses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +187,13 @@ def accept(exchange: Exchange, trainings: Trainings) -> Accepted:
     trained = {name: one for name, one in finite.items() if name not in refused}
     exchange.check_quorum(trainings.results, trained, refused)
     jobs = {name: trainings.jobs[name] for name in trained}
-    return Accepted(trained=trained, jobs=jobs, replies=_replies(exchange, jobs, trained), refused=refused)
+    return Accepted(
+        trained=trained,
+        jobs=jobs,
+        replies=_replies(exchange, jobs, trained),
+        refused=refused,
+        losses=TrainingLosses(mean_training_loss(setup, trained)),
+    )
 
 
 def _accept_sum(
@@ -195,7 +207,9 @@ def _accept_sum(
     refused = {name: "its update is not in the sum" for name in finite if name not in trained}
     exchange.check_quorum(trainings.results, trained, refused)
     jobs = {name: trainings.jobs[name] for name in trained}
-    return Accepted(trained=trained, jobs=jobs, replies=replies, refused=refused)
+    return Accepted(
+        trained=trained, jobs=jobs, replies=replies, refused=refused, losses=training_losses(total)
+    )
 
 
 def _hidden_replies(
@@ -335,13 +349,11 @@ def record(
         exchange.directory.append(CONFLICT, conflict_line(round_, accepted.replies, combined))
     if step.measuring is not None:
         exchange.enter(step.measuring)
-    p = shares([setup.sizes[name] for name in accepted.trained], setup.method.client_weights)
     sent = exchange.settle()
     found = round_line(
         round_,
-        p,
         replies=accepted.replies,
-        trained=accepted.trained,
+        losses=accepted.losses,
         combined=combined,
         sent=sent,
         lines=lines,

@@ -120,6 +120,7 @@ def check_hidden(setup: Setup, rows: int) -> None:
         **(_beyond_gram(setup, transform) if transform.opens_gram else _beyond_sums(method)),
         "the loss decomposition needs single models (decompose = 0)": experiment.decompose > 0,
         "max_update_ratio compares single updates": method.max_update_ratio is not None,
+        "every client would tell its validation loss (validation = none)": experiment.validation is not None,
         "statistics that stay with clients are sent singly (buffers = local)": experiment.buffers == "local",
         "sites would send it their updates (one machine only)": experiment.secure is None
         and any(client.elsewhere for client in setup.federation.clients),
@@ -161,6 +162,13 @@ def _instead(method: Method) -> str:
     return " (secure = 'gram' gives it their inner products)" if isinstance(method.rule, GramRule) else ""
 
 
+UNTOLD = (
+    "losses are known as means over all clients, and tests of the final or of personal models "
+    "at single clients are not made"
+)
+"""What is not known of single clients where the server sees sums alone."""
+
+
 def notes(setup: Setup) -> Iterator[str]:
     """What a user should know who asked for something that this data or this network does not have."""
     experiment, method, clients = setup.experiment, setup.method, setup.federation.clients
@@ -171,12 +179,12 @@ def notes(setup: Setup) -> Iterator[str]:
     if hidden is not None and hidden.opens_gram:
         yield (
             f"transform '{hidden.name}' shows the server inner products of sketches and one combination of "
-            "updates: lengths and angles are those of sketches, whose seed is fresh in every round"
+            "updates: lengths and angles are those of sketches, whose seed is fresh in every round; " + UNTOLD
         )
     elif hidden is not None:
         yield (
             f"transform '{hidden.name}' shows the server sums alone: lengths and angles of single updates, "
-            "conflicts and outliers are not known"
+            "conflicts and outliers are not known; " + UNTOLD
         )
     if (ratio := method.max_update_ratio) is not None:
         yield f"updates longer than {ratio:g} times the median are refused (max_update_ratio)"

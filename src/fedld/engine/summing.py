@@ -5,7 +5,7 @@ entries of an answer are added up in one sum, so that the same clients are in al
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from fedld.errors import FedLDError
 from fedld.layout import Tree
 from fedld.methods import Messages, MessageSum, Method, Replies
 from fedld.methods.start import START_SUMS
+from fedld.tasks import Tally
 from fedld.transforms import (
     BUFFERS,
     PARAMETERS,
@@ -35,6 +36,11 @@ FEATURE_SUMS = {
 }
 """What clients send of the inputs of a head that standardises them."""
 
+TRAINING = "training"
+"""The entry of what clients measure of their training."""
+
+TRAINING_SUMS = {TRAINING: MessageSum(2.0**10, weighted=False, per_sample=True)}
+"""Weight times training loss; then, where they are measured, loss and count before and after training."""
 
 Adder = Callable[[Mapping[str, Tree], Mapping[str, float], Mapping[str, SummedEntry]], Total]
 """Adds up messages by client: (messages, weights, how each entry is added up) -> the sums."""
@@ -63,7 +69,7 @@ def entries_of(sums: Mapping[str, MessageSum], largest: int) -> dict[str, Summed
 
 def update_entries(method: Method, largest: int) -> dict[str, SummedEntry]:
     """Give how an update and the method's message beside it are added up."""
-    return {**UPDATE_ENTRIES, **entries_of(method.message_sums, largest)}
+    return {**UPDATE_ENTRIES, **entries_of({**method.message_sums, **TRAINING_SUMS}, largest)}
 
 
 def prepared_entries(method: Method, what: str, largest: int) -> dict[str, SummedEntry]:
@@ -79,13 +85,57 @@ def vote_entries(method: Method, largest: int) -> dict[str, SummedEntry]:
 
 
 def update_message(setup: Setup, row: Tensor, message: Tree) -> Tree:
-    """Give what is summed of a training: update, buffers, and the entries that the method needs as sums."""
-    layout = setup.layout
+    """Give what is summed of a training: update, buffers, losses, and what the method needs as sums."""
+    layout, keys = setup.layout, (*setup.method.message_sums, *TRAINING_SUMS)
     return {
         PARAMETERS: layout.shared_parameters(row),
         BUFFERS: layout.shared_buffers(row),
-        **{key: message[key] for key in setup.method.message_sums if key in message},
+        **{key: message[key] for key in keys if key in message},
     }
+
+
+def training_entry(weight: float, train_loss: float, tallies: Sequence[Tally | None]) -> Tensor:
+    """Give the entry of a client's losses in training; one that is not finite or very large is bounded.
+
+    Args:
+        weight: How much the client counts.
+        train_loss: Its mean loss while it trained.
+        tallies: Of the incoming model and of the trained one, if they were measured.
+    """
+    numbers = [weight * _bounded(train_loss)]
+    for tally in tallies:
+        if tally is not None:
+            numbers += [tally.count * _bounded(tally.loss / max(tally.count, 1)), float(tally.count)]
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def _bounded(loss: float) -> float:
+    bound = TRAINING_SUMS[TRAINING].bound
+    return min(max(loss, -bound), bound) if loss == loss else bound
+
+
+@dataclass(frozen=True)
+class TrainingLosses:
+    """Losses of a round's clients on their training samples, as means over all of them.
+
+    Attributes:
+        train: While they trained, weighted as the clients are; None where it is not told.
+        before: Of the incoming model; None where it was not measured.
+        after: Of the models that they trained.
+    """
+
+    train: float | None = None
+    before: float | None = None
+    after: float | None = None
+
+
+def training_losses(total: Total) -> TrainingLosses:
+    """Give the clients' mean losses from their sum."""
+    if TRAINING not in total.sums:
+        return TrainingLosses()
+    train, *measured = total.sums[TRAINING].tolist()
+    sums = zip(measured[::2], measured[1::2], strict=True)
+    return TrainingLosses(train / total.weight, *(loss / count if count else None for loss, count in sums))
 
 
 def vote_message(vote: Vote, weight: float) -> Tree:
@@ -246,7 +296,7 @@ def _summed_replies(setup: Setup, total: Total, means: Tree) -> Replies:
         clients=(transform.name,),
         rows=[setup.rows[name] for name in total.clients],
         sizes=(total.weight,),
-        messages=[{key: mean for key, mean in means.items() if key not in UPDATE_ENTRIES}],
+        messages=[{key: means[key] for key in setup.method.message_sums if key in means}],
         layout=layout,
         updates=row,
         steps=(0.0,),

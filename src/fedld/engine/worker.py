@@ -36,6 +36,7 @@ from fedld.engine.jobs import (
     TrainJob,
 )
 from fedld.engine.network import divided
+from fedld.engine.summing import TRAINING, training_entry, weight_of
 from fedld.layout import FlatModel, Tree
 from fedld.local import FeatureSamples, LocalClient, RowSamples, Samples
 from fedld.local.samples import BATCH
@@ -128,7 +129,8 @@ class Worker:
 
     @run.register
     def _train(self, job: TrainJob) -> Trained:
-        start, measured = time.perf_counter(), self.setup.experiment.client_losses
+        setup, start = self.setup, time.perf_counter()
+        measured, hidden = setup.experiment.client_losses, setup.transforms.sums_only is not None
         client = self._client(job)
         before = self._own_losses(client) if measured else None
         reply = self.setup.method.client_update(client)
@@ -137,10 +139,17 @@ class Worker:
         state = {**reply.state, **self._transform(job)}
         if state:
             self.store.save(job.incoming.client, job.round, state)
+        message, metrics = _on_cpu(reply.message), reply.metrics
+        if hidden:  # losses leave in the sum of the updates, and nothing else that was measured leaves
+            if not setup.private:
+                weight = weight_of(setup.method, setup.sizes[job.incoming.client])
+                losses = training_entry(weight, metrics["train_loss"], (before, after))
+                message = {**message, TRAINING: losses}
+            metrics, before, after = {}, None, None
         return Trained(
-            message=_on_cpu(reply.message),
+            message=message,
             has_state=bool(state),
-            metrics=reply.metrics,
+            metrics=metrics,
             before=before,
             after=after,
             finite=bool(torch.isfinite(reply.update).all()),

@@ -4,8 +4,8 @@ methods = ["fedavg", "fedld-drift"]   # allowed methods; without the line all
 rules = ["mean", "measured"]          # allowed aggregation rules
 tasks = ["classification"]            # allowed tasks
 min_sites = 3                         # least number of sites in a run, by the server's word
-updates = "visible"                   # or "gram": updates leave in secure sums only, their lengths and angles
-                                      # are opened; or "summed": in secure sums only, and nothing else of them
+updates = "visible"                   # or "summed": updates and losses leave in secure sums only; or "gram":
+                                      # the same, and lengths and angles of updates are opened
 models_to_sites = true                # whether other sites may get this site's models (decompose)
 smallest_count = 50                   # smallest number of images of which anything is told
 max_rounds = 100                      # most rounds of a run
@@ -33,7 +33,19 @@ Names = tuple[Annotated[str, Field(max_length=100)], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a run asks of a site, as far as a policy decides on it."""
+    """What a run asks of a site, as far as a policy decides on it.
+
+    Attributes:
+        method, rule, task: their names.
+        sites: how many sites the run has, by the server's word.
+        rounds: how many rounds it has.
+        trains: whether a result of a round is asked for.
+        decomposes: whether the site's models go to other sites.
+        measures: whether training images are measured, beside training.
+        tells: whether a measurement of this site alone is asked for.
+        secure: in which secure computation the result leaves; None for the result itself.
+        private: whether training is differentially private.
+    """
 
     method: str
     rule: str
@@ -43,6 +55,7 @@ class Request:
     trains: bool
     decomposes: bool
     measures: bool = False
+    tells: bool = False
     secure: Literal["sum", "gram"] | None = None
     private: bool = False
 
@@ -85,6 +98,8 @@ class Policy:
             yield "its models do not go to other sites, so the loss is not decomposed"
         if asked.trains and self.updates != "visible" and asked.secure is None:
             yield "its updates leave in secure sums only"
+        if asked.tells and self.updates != "visible":
+            yield "what it measures leaves in secure sums only"
         if self.updates == "summed" and asked.secure == "gram":
             yield "inner products of its updates do not leave (updates = 'gram' would allow it)"
         if (asked.trains or asked.measures) and self.epsilon is not None and not asked.private:
@@ -109,7 +124,10 @@ class Policy:
             )
         yield "under this policy leave:"
         yield f"  {updates}"
-        yield f"  numbers, losses and features of at least {self.smallest_count} images of a class"
+        if self.updates == "visible":
+            yield f"  numbers, losses and features of at least {self.smallest_count} images of a class"
+        else:
+            yield f"  numbers of at least {self.smallest_count} images of a class; losses in secure sums only"
         where = "its models to other sites, where a run decomposes the loss"
         yield f"  {where if self.models_to_sites else 'no model to other sites'}"
 

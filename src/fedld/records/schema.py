@@ -78,6 +78,8 @@ class RoundLine(Evaluation, Terms, Traffic, total=False):
     round: Required[int]
     clients: int  # that took part
     train_loss: float | None
+    client_loss_before: float  # of the incoming model on all training samples of the clients; secure sums
+    client_loss_after: float  # of the models that the clients trained, each on its own samples
     update_norm: float | None
     norm_ratio: float | None
     cosine_to_average: float | None
@@ -88,7 +90,7 @@ class RoundLine(Evaluation, Terms, Traffic, total=False):
 
 
 class TrainingRecord(TypedDict, total=False):
-    """What a client measured of its own training."""
+    """What a client measured of its own training; where the server sees sums alone, `seconds` only."""
 
     before: Scores  # the incoming model on the client's training samples
     after: Scores  # the model that it trained

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from flwr.app import RecordDict
 
@@ -95,7 +95,7 @@ class FlowerBackend:
         limit = DEFAULT_TIMEOUT if deadline is None else deadline - time.monotonic()
         request = _Request(jobs, common, limit, self._places(jobs))
         if self.secure is not None:
-            self.secure.begin()
+            self.secure.begin(jobs)
         if not self.rehearsed:
             self._rehearse(request)
         self._ask(request, list(request.places), limit, lambda: self._test(request))
@@ -131,13 +131,20 @@ class FlowerBackend:
         """The grid belongs to Flower."""
 
     def _request(self, request: _Request, sites: Iterable[str]) -> dict[str, SecureRequest]:
-        """A request to keep results for a sum, for each of the sites that have a part in the round."""
+        """A request to keep results for a sum, for each of the sites that have a part in the round.
+
+        The sum is over all sites that are there, also if a few of them are asked late, or again.
+        """
         if self.secure is None:
             return {}
         asked = [site for site in sites if any(isinstance(j, RoundJob) for j in _jobs(request, site))]
+        here = [site for site in request.places if site in self.sites.present]
+        among = {site for site in here if any(isinstance(j, RoundJob) for j in _jobs(request, site))}
+        among |= self.secure.holders
         trains = any(isinstance(job, TrainJob) for site in asked for job in _jobs(request, site))
         gram = trains and self.setup.experiment.secure == "gram"
-        return dict.fromkeys(asked, self.secure.request(asked, "gram" if gram else "sum")) if asked else {}
+        computation: Literal["sum", "gram"] = "gram" if gram else "sum"
+        return dict.fromkeys(asked, self.secure.request(sorted(among), computation)) if asked else {}
 
     def _places(self, jobs: Sequence[Job]) -> dict[str, list[tuple[int, ClientJob]]]:
         """Jobs by site, a loss job for several sites divided; who has no test images is asked for none."""

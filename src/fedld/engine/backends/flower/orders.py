@@ -185,6 +185,11 @@ class Orders:
 
     def _trained(self, job: TrainJob, trained: Trained, answer: Answer, reply: RecordDict) -> Trained:
         layout, row = self.setup.layout, self.memory.updates[job.slot]
+        row.zero_()
+        if self.summed:
+            if trained.metrics or trained.before or trained.after:
+                raise FedLDError("it told measurements of its own, where sums alone are asked for")
+            return replace(trained, message=self._held_message(answer))
         if lacking := [key for key in MEASURED if key not in trained.metrics]:
             raise FedLDError(f"its metrics lack '{lacking[0]}'")
         least = 0 if self.setup.method.second_moments else 1  # in closed form nothing is trained
@@ -193,12 +198,9 @@ class Orders:
         for tally in (trained.before, trained.after):
             if tally is not None:
                 self._check_tally(tally, self.setup.sizes[job.incoming.client])
-        row.zero_()
         if abs(trained.metrics["train_loss"]) > LARGEST_LOSS:  # NaN: it stays at the site
             raise FedLDError(f"its loss in training is above {LARGEST_LOSS:g}")
         metrics = torch.tensor([value for key, value in trained.metrics.items() if key != "train_loss"])
-        if self.summed:
-            return replace(trained, message=self._held_message(answer), finite=_finite(metrics))
         update, message = self._update(tree(reply, "update")), tree(reply, "message")
         self._check_message(job, message)
         layout.set_shared(row, update)

@@ -13,7 +13,7 @@ matrix.
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -23,7 +23,7 @@ from flwr.app import RecordDict
 
 from fedld import __version__
 from fedld.engine.backends.flower.orders import SiteError
-from fedld.engine.backends.flower.secure_site import HeldResult, held_result, round_job
+from fedld.engine.backends.flower.secure_site import HeldResult, held_result, purpose_of, round_job
 from fedld.engine.backends.flower.sites import Patience, Sites, exchange
 from fedld.engine.backends.flower.wire import (
     Answer,
@@ -38,7 +38,7 @@ from fedld.engine.backends.flower.wire import (
     tree_names,
     unpack,
 )
-from fedld.engine.jobs import ClientJob, Failure, Setup
+from fedld.engine.jobs import ClientJob, Failure, Job, RoundJob, Setup
 from fedld.engine.summing import hidden_updates, weights_of
 from fedld.errors import FedLDError, printable
 from fedld.layout import Tree
@@ -111,9 +111,20 @@ class SecureServer:
             published=published,
         )
 
-    def begin(self) -> None:
-        """Forget the results of the last job."""
-        self.held = None
+    def begin(self, jobs: Iterable[Job]) -> None:
+        """Forget the results of the last job, unless these jobs ask for the same of sites that failed."""
+        asked = {
+            (job.round, purpose_of(job, with_message=bool(job.incoming.message)))
+            for job in jobs
+            if isinstance(job, RoundJob)
+        }
+        if self.held is not None and (self.held.described.round, self.held.described.purpose) not in asked:
+            self.held = None
+
+    @property
+    def holders(self) -> set[str]:
+        """The sites that keep a result of the last job."""
+        return set(self.held.holders) if self.held else set()
 
     def keep(self, site: str, jobs: list[ClientJob], sent: RecordDict, reply: RecordDict) -> None:
         """Take a site's first message out of its answer to an order."""
@@ -288,8 +299,7 @@ class SecureServer:
         first = {site: content for site, content in held.first.items() if site in sites}
         context = held.described.context(held.attempt, self._keys(held.participants))
         for attempt in range(ATTEMPTS):
-            late = set(sites) - set(held.participants)
-            if attempt or late or len(first) < context.threshold:
+            if attempt or set(first) != set(sites) or len(first) < context.threshold:
                 if len(sites) < LEAST_SITES:
                     break
                 request = self.request(sites)

@@ -283,6 +283,8 @@ class SecureSite:
             gram, message = begin_gram(context, self._side())
             self._save(gram, "gram.json")
             return message
+        # A coefficient belongs to one sum: no earlier one goes on with it.
+        (self.folder / "state.json").unlink(missing_ok=True)
         if held.combined_by:
             held = self._combined(held, request, content)
         state, message = begin_sum(held.context(request.attempt, participants), self._side())

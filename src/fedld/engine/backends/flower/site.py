@@ -13,7 +13,7 @@ import time
 import tomllib
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -283,6 +283,7 @@ class Site:
                 trains=any(isinstance(job, RoundJob) for job in self.order.jobs),
                 decomposes=experiment.decompose > 0,
                 measures=measures_records(self.order.jobs),
+                tells=measures_singly(self.order.jobs),
                 private=bool(experiment.dp),
                 secure=experiment.secure if self.order.secure is not None else None,
             )
@@ -305,6 +306,8 @@ class Site:
             raise FedLDError("the order has no result of which a secure sum could be made")
         if job is not None and asked is None:
             raise FedLDError("results of this run leave in secure sums only, and the order asks for none")
+        if experiment.secure and measures_singly(self.order.jobs):
+            raise FedLDError("in a run of secure sums nothing that it measures leaves by itself")
         if asked is None:
             return None
         gram = experiment.secure == "gram" and isinstance(job, TrainJob)
@@ -472,6 +475,11 @@ class Site:
 
     def _tally(self, tally: Tally) -> Tally:
         return rounded_tally(self.limits.leaves(tally))
+
+
+def measures_singly(jobs: Iterable[ClientJob]) -> bool:
+    """Say whether an order has jobs of which the result is a measurement of this site alone."""
+    return any(isinstance(job, LossJob | PersonalJob | SiteTestJob) for job in jobs)
 
 
 def _own_seed(folder: Path) -> int:
