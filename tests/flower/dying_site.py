@@ -1,8 +1,8 @@
 """`python dying_site.py PLACE WORDS...` is `fedld WORDS...`, with a site that is killed at a message.
 
-PLACE 1 is the order of a round, 2 to 5 are the further messages of its secure sum, gram2 and gram3 those of
-its Gram matrix. All processes of the site end at once, before anything of that message is answered, as in a
-power cut.
+PLACE 1 is the order of a round, 2 to 5 are the further messages of the secure sum of updates, "candidates 2"
+to "candidates 5" those of the sum of losses at candidate steps, gram2 and gram3 those of the Gram matrix.
+All processes of the site end at once, before anything of that message is answered, as in a power cut.
 """
 
 import os
@@ -35,7 +35,8 @@ def dying_answer(real, prefix):
     """A side of a secure computation that ends the site at a message."""
 
     def answer(state, number, content, side):
-        if f"{prefix}{number}" == PLACE:
+        candidates = "candidates " if state.context.purpose == "candidates" else ""
+        if f"{candidates}{prefix}{number}" == PLACE:
             end()
         return real(state, number, content, side)
 

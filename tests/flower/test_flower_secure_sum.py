@@ -1,4 +1,4 @@
-"""Real processes: a secure sum over five sites with TLS and pinned keys, one of them killed in mid-round."""
+"""Real processes: secure rounds over five sites with TLS and pinned keys, two of them killed in mid-round."""
 
 import shutil
 import sys
@@ -10,7 +10,7 @@ import torch
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
-from tests.flower.test_flower_secure_rounds import run, same_sketch
+from tests.flower.test_flower_secure_rounds import MEAN, run, same_sketch
 
 from fedld.deployment.keys import make_peer_key, make_site_key
 from fedld.deployment.launch import registrations_file
@@ -19,12 +19,12 @@ from fedld.privacy.peers import merged_peers, peers_text
 
 HERE = Path(__file__).parent
 FIVE = ("alpha", "beta", "delta", "gamma", "omega")
-POLICY = 'updates = "summed"\nmin_sites = 4\nsmallest_count = 2\n'
+POLICY = 'updates = "summed"\nmin_sites = 3\nsmallest_count = 2\n'
 
 
 @pytest.fixture(scope="module")
 def five(tmp_path_factory, consortium):
-    """Five sites with pinned keys and digits of their own; omega is not started yet."""
+    """Five sites with pinned keys and digits of their own; delta and omega are not started yet."""
     folder = tmp_path_factory.mktemp("five")
     found, rng = load_digits(), np.random.default_rng(1)
     images = np.rint(found.images * (255 / 16)).astype(np.uint8)
@@ -45,7 +45,7 @@ def five(tmp_path_factory, consortium):
     for name in FIVE:
         shutil.copy(made.folder / "keys" / f"{name}.peer.key", folder)
     (made.folder / "policy.toml").write_text(POLICY)
-    for name in FIVE[:-1]:
+    for name in ("alpha", "beta", "gamma"):
         # One site lets its updates leave in secure sums only.
         policy = ("--policy", "policy.toml") if name == "beta" else ()
         made.start_site(name, "--peers", "peers.toml", *policy)
@@ -57,16 +57,17 @@ def settings_words(**settings):
     return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
-def start_omega(five, dies_at):
-    program = [sys.executable, str(HERE / "dying_site.py"), str(dies_at)]
-    five.start_site("omega", "--peers", "peers.toml", program=program)
+def start_dying(five, site, message):
+    """Start a site that is killed at a message."""
+    program = [sys.executable, str(HERE / "dying_site.py"), message]
+    five.start_site(site, "--peers", "peers.toml", program=program)
 
 
-def restart_beta(five, policy=""):
-    """One site has a policy of its own."""
-    five.kill("beta")
+def restart(five, site, policy):
+    """Start a site again with a policy of its own."""
+    five.kill(site)
     (five.folder / "policy.toml").write_text(policy)
-    five.start_site("beta", "--peers", "peers.toml", *(("--policy", "policy.toml") if policy else ()))
+    five.start_site(site, "--peers", "peers.toml", "--policy", "policy.toml")
 
 
 def model(run):
@@ -74,43 +75,58 @@ def model(run):
     return torch.cat([tensor.double().flatten() for _, tensor in sorted(arrays.items())])
 
 
-COMMON = {"clients": 5, "rounds": 1, "lr": 0.05, "client_losses": "false", "canary": "false", "grace": 20}
-DRIFT = {"method": "fedld-drift", "rule.rules": "mean", "rule.vote": "mean", "rule.samples": 40}
+COMMON = {"clients": 5, "rounds": 1, "lr": 0.05, "client_losses": "false", "canary": "false", "grace": 15}
+DRIFT = {"method": "fedld-drift", **MEAN}
+DRIFT_WORDS = ("--method", "fedld-drift", "--rule", "measured", "--set", "rule.rules=mean")
+DRIFT_WORDS = (*DRIFT_WORDS, "--set", "rule.vote=mean", "--set", "rule.samples=40")
 
 
-def play(five, out, dies_at, *options, **settings):
-    """A run in which omega is killed at a message; gives the final weights and the round."""
-    start_omega(five, dies_at)
-    words = settings_words(dataset=f"npz:{five.data}/test.npz", **COMMON, **settings)
+def play(five, out, dying, *options):
+    """A run in which sites are killed at messages; gives the final weights and the round."""
+    for site, message in dying.items():
+        start_dying(five, site, message)
+    words = settings_words(dataset=f"npz:{five.data}/test.npz", **COMMON)
     run = five.submit(out, out, *words, *options)
     code = run.wait(400)
-    five.processes.pop("omega").wait(60)
+    for site in dying:
+        five.processes.pop(site).wait(60)
     assert code == 0, five.log(out)
     (line,) = five.records(out, "rounds.jsonl")
     assert list(line["missing"]) == ["omega"]
     return model(five.folder / "runs" / out), line
 
 
-def test_fedld_drift_is_summed_on_five_sites_of_which_one_is_killed(five):
-    """The model is that of a plain run of the four that stayed."""
-    summed, line = play(five, "summed", 3, "--rule", "measured", "--secure", "sum", **DRIFT)
+@pytest.fixture
+def plain_weights(five, tmp_path, monkeypatch):
+    """Gives the final weights of a plain run without omega, over the sites' real message handlers."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+    def weights(**settings):
+        out, _ = run(tmp_path, five.data, {"omega": 1}, secure=None, **settings)
+        return model(out)
+
+    return weights
+
+
+def test_fedld_drift_is_summed_on_five_sites_of_which_two_are_killed(five, plain_weights):
+    """omega's update is in no sum; delta leaves when its losses of candidates are in theirs."""
+    summed, line = play(
+        five, "summed", {"omega": "3", "delta": "candidates 4"}, "--secure", "sum", *DRIFT_WORDS
+    )
     assert line["choices"]["step"] > 0  # candidates were measured and summed, too
     assert "conflict" not in {file.stem for file in (five.folder / "runs" / "summed").iterdir()}
-    restart_beta(five)  # without the policy, which refuses plain runs
-    plain, _ = play(five, "plain", 1, "--rule", "measured", **DRIFT)
-    assert (summed - plain).abs().max() < 1e-6
+    assert (summed - plain_weights(**DRIFT)).abs().max() < 1e-6
     assert (summed != 0).any()
 
 
-def test_consensus_runs_by_a_secure_gram_matrix_on_five_sites_of_which_one_is_killed(
-    five, tmp_path, monkeypatch
+def test_consensus_runs_by_a_secure_gram_matrix_on_five_sites_of_which_two_are_killed(
+    five, plain_weights, monkeypatch
 ):
-    """The model is that of a plain run of the four that stayed, by the same sketch."""
-    restart_beta(five, 'updates = "gram"\nmin_sites = 3\nsmallest_count = 2\n')
-    secure, _ = play(five, "gram", "gram3", "--secure", "gram", method="consensus")
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
+    """omega leaves the matrix, delta when its update is in the sum; the model is that of the same sketch."""
+    restart(five, "beta", 'updates = "gram"\nmin_sites = 3\nsmallest_count = 2\n')
+    dying = {"omega": "gram3", "delta": "5"}
+    secure, _ = play(five, "gram", dying, "--secure", "gram", "--method", "consensus")
     same_sketch(monkeypatch, five.folder / "runs" / "gram")
-    plain, _ = run(tmp_path, five.data, {"omega": 1}, secure=None, method="consensus")
-    assert (secure - model(plain)).abs().max() < 1e-6
+    assert (secure - plain_weights(method="consensus")).abs().max() < 1e-6
     assert (secure != 0).any()

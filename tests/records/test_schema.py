@@ -26,6 +26,7 @@ TINY = {"dataset": "digits", "clients": 3, "rounds": 1, "model": "cnn", "workers
 OPTIONAL = {
     *("excluded", "reason", "missing", "not_measured"),  # a client that was left out
     "choices",  # methods in closed form
+    *("client_loss_before", "client_loss_after"),  # secure sums
     "metrics",  # methods that measure something of their own
 }
 
