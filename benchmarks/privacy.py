@@ -17,6 +17,7 @@ from machine import describe, spread
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
+from fedld.engine.backends.processes import tune_process
 from fedld.layout import FlatModel, Layout
 from fedld.local import LocalClient, Objective, Training
 from fedld.local.private import PrivateSteps
@@ -154,7 +155,7 @@ def main():
     parser.add_argument("--sites", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    tune_process()  # as in the processes that train
     print(describe())
     if "secure" in args.parts:
         timing(args.parameters, args.sites, args.repeats)

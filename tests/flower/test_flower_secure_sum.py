@@ -10,7 +10,7 @@ import torch
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
-from tests.flower.test_flower_secure_rounds import MEAN, run, same_sketch
+from tests.flower.test_flower_secure_rounds import MEAN, SecureGrid, run, same_sketch
 
 from fedld.deployment.keys import make_peer_key, make_site_key
 from fedld.deployment.launch import registrations_file
@@ -102,8 +102,16 @@ def plain_weights(five, tmp_path, monkeypatch):
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
 
+    class SameDraws(SecureGrid):
+        """Sites with the secret numbers of the real ones, from which they draw what is held out."""
+
+        def __init__(self, folder, data):
+            super().__init__(folder, data)
+            for site in FIVE:
+                shutil.copy(five.folder / "state" / site / "seed", folder / "state" / site)
+
     def weights(**settings):
-        out, _ = run(tmp_path, five.data, {"omega": 1}, secure=None, **settings)
+        out, _ = run(tmp_path, five.data, {"omega": 1}, secure=None, grid=SameDraws, **settings)
         return model(out)
 
     return weights

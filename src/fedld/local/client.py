@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedld.errors import FedLDError
 from fedld.layout import FlatModel, Layout, Tree
 from fedld.local.base import Context
+from fedld.local.noise import KeyedRandom, key_of_seed
 from fedld.local.optimiser import Optimiser, OptimiserSettings, parameter_groups
 from fedld.local.private import PrivateSteps
 from fedld.local.samples import Batch, ClassWeights, Embedding, Samples
@@ -101,7 +102,7 @@ class LocalClient:
         training_samples: samples used in this round; the others are held out for measuring.
         most_steps: bound on all training of the round.
         smallest_class: nothing is sent by itself about a class with fewer samples.
-        private_seed: secret seed of the noise and batches of private steps; None for the run's seed.
+        private_key: secret key of the noise and batches of private steps; None for one of the run's seed.
         scale: factor of the loss in float16.
     """
 
@@ -124,7 +125,7 @@ class LocalClient:
     calls: int = 0
     most_steps: int | None = None
     smallest_class: int = 1
-    private_seed: int | None = None
+    private_key: bytes | None = None
     scale: float = 2.0**16
 
     def __post_init__(self) -> None:
@@ -335,25 +336,25 @@ class LocalClient:
         self, private: PrivateSteps, loss: Loss, batch: Batch, decay: Callable[[], None] | None
     ) -> Tensor:
         """Noisy gradient of a batch, left in the flat model; its loss is not told."""
-        generator = self._private_generator("noise", self.steps)
+        random = self._private_random("noise", self.steps)
 
         def of_sample(logits: Tensor, images: Tensor, labels: Tensor) -> Tensor:
             return loss(self.context(images, labels).with_logits(logits))
 
-        private.gradient(self.flat, of_sample, batch=batch, samples=len(self.samples), generator=generator)
+        private.gradient(self.flat, of_sample, batch=batch, samples=len(self.samples), random=random)
         if decay is not None:
             decay()
         return torch.tensor(torch.nan)
 
-    def _private_generator(self, purpose: str, *step: int) -> torch.Generator:
-        """Make the generator of noise or batches: of a secret seed, or of the run's where it is repeated."""
-        seed = self.seed if self.private_seed is None else self.private_seed
-        return torch_generator(seed, f"private {purpose}", self.round, self.name, *step)
+    def _private_random(self, purpose: str, *step: int) -> KeyedRandom:
+        """Make the random numbers of noise or batches: under a secret key, or one of the run's seed."""
+        key = key_of_seed(self.seed) if self.private_key is None else self.private_key
+        return KeyedRandom(key, purpose, self.round, self.name, *step)
 
     def _batches(self, epochs: int | None) -> Iterator[Batch]:
         """The batches of as many epochs as the caller wants, else of the set epochs or steps."""
         if (private := self.training.private) is not None:
-            return private.batches(self.samples, self._private_generator("batches"))
+            return private.batches(self.samples, self._private_random("batches"))
         if epochs is None and self.training.steps is not None:
             return islice(self._epochs(count()), self.training.steps)
         return self._epochs(range(self.training.epochs if epochs is None else epochs))

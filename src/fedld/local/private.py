@@ -4,8 +4,12 @@ A step takes every sample with probability `rate`, scales the gradient of each t
 adds noise of deviation `noise * clip` to their sum and divides by the expected batch size (Abadi et al.
 2016). All that a step does afterwards (weight decay, corrections, momentum) depends on the samples through
 this gradient alone. What steps cost is computed by `fedld.privacy.accounting`.
+
+Sum and noise are multiples of one grid, so that the lowest bits of a result tell nothing of the sum that they
+came from (Mironov 2012). The sum is made in float64, so that a sample moves it by no more than `clip`.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedld.layout import FlatModel
+from fedld.local.noise import KeyedRandom
 from fedld.local.samples import Batch, Samples
 from fedld.models.standardise import StandardisedLinear
 
@@ -39,14 +44,19 @@ class PrivateSteps:
     rate: float
     steps: int
 
-    def batches(self, samples: Samples, generator: torch.Generator) -> Iterator[Batch]:
+    @property
+    def grid(self) -> float:
+        """Of what the noisy sum is a multiple: a power of two, about 2^-40 of `clip`."""
+        return 2.0 ** (math.floor(math.log2(self.clip)) - 40)
+
+    def batches(self, samples: Samples, random: KeyedRandom) -> Iterator[Batch]:
         """One Poisson batch for each step; a batch may be empty."""
         for _ in range(self.steps):
-            taken = torch.rand(len(samples), generator=generator, dtype=torch.float64) < self.rate
+            taken = random.uniform(len(samples)) < self.rate
             yield samples.batch(taken.nonzero().flatten())
 
     def gradient(
-        self, flat: FlatModel, loss: SampleLoss, batch: Batch, samples: int, generator: torch.Generator
+        self, flat: FlatModel, loss: SampleLoss, batch: Batch, samples: int, random: KeyedRandom
     ) -> None:
         """Leave the noisy mean of clipped gradients in the flat model.
 
@@ -55,9 +65,11 @@ class PrivateSteps:
             loss: of logits, images and labels.
             batch: images and labels, possibly none.
             samples: how many samples the client has.
-            generator: of the noise; on a site it must be seeded with a secret.
+            random: of the noise; on a site its key must be a secret.
         """
-        total = flat.gradient.zero_()
+        # Apple's devices have no float64.
+        exact = torch.float32 if flat.gradient.device.type == "mps" else torch.float64
+        total = torch.zeros_like(flat.gradient, dtype=exact)
         images, labels = batch
         layers = _linear_layers(flat.model)
         if (
@@ -68,8 +80,13 @@ class PrivateSteps:
             for start in range(0, len(labels), CHUNK):
                 part = slice(start, start + CHUNK)
                 self._add_clipped(total, flat, loss=loss, images=images[part], labels=labels[part])
-        noise = torch.randn(total.shape, generator=generator, dtype=total.dtype).to(total.device)
-        total.add_(noise, alpha=self.noise * self.clip).div_(self.rate * samples)
+        flat.gradient.copy_(self.noisy(total, random).div_(self.rate * samples))
+
+    def noisy(self, total: Tensor, random: KeyedRandom) -> Tensor:
+        """Give a sum with noise in float64: a multiple of the grid, whatever the sum is."""
+        multiples = total.cpu().double().div_(self.grid).round_()
+        noise = random.normal(len(multiples)).mul_(self.noise * self.clip / self.grid).round_()
+        return multiples.add_(noise).mul_(self.grid)
 
     def _add_of_layers(
         self, total: Tensor, flat: FlatModel, loss: SampleLoss, batch: Batch, layers: dict[str, nn.Linear]
@@ -100,7 +117,8 @@ class PrivateSteps:
         entries = {entry.name: entry for entry in flat.layout.entries}
         for name, layer in layers.items():
             prefix = f"{name}." if name else ""
-            scaled, used = gradients[name] * scales[:, None].to(total.dtype), inputs[name]
+            scaled = gradients[name].to(total.dtype) * scales[:, None].to(total.dtype)
+            used = inputs[name].to(total.dtype)
             if not defined:  # 0 times infinity is no number
                 scaled, used = (tensor.nan_to_num(0.0, 0.0, 0.0) for tensor in (scaled, used))
             if layer.weight.requires_grad:
@@ -112,7 +130,7 @@ class PrivateSteps:
     def _scales(self, lengths: Tensor) -> Tensor:
         """What clips gradients of these lengths; one that is not finite counts with 0.
 
-        Lengths are rounded, so the bound is kept with a hundred-thousandth to spare.
+        Lengths and sums are rounded, so the bound is kept with a hundred-thousandth to spare.
         """
         return torch.where(lengths.isfinite(), (self.clip * (1 - 1e-5) / lengths).clamp(max=1.0), 0.0)
 
@@ -134,7 +152,7 @@ class PrivateSteps:
         scales = self._scales(torch.stack(squares).sum(0).sqrt())
         for entry in flat.layout.entries:
             if entry.name in gradients:
-                each = gradients[entry.name].nan_to_num(0.0, 0.0, 0.0)
+                each = gradients[entry.name].to(total.dtype).nan_to_num(0.0, 0.0, 0.0)
                 entry.view(total).add_(torch.tensordot(scales.to(each.dtype), each, dims=1))
 
 

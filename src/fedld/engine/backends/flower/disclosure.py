@@ -24,6 +24,7 @@ from fedld.engine.client_data import Draws
 from fedld.engine.jobs import PrepareJob, Setup, SharedMemory, SiteTest, SiteTestJob, TrainJob
 from fedld.engine.worker import Worker
 from fedld.local import LocalClient
+from fedld.local.noise import KEY_BYTES
 from fedld.seeds import numpy_generator
 from fedld.tasks import Tally
 
@@ -100,7 +101,7 @@ class SiteWorker(Worker):
         client.most_steps = self.limits.most_steps(client.training.batch_size, len(client.samples))
         client.smallest_class = self.limits.min_images
         # Fresh for every training: if an order is repeated, noise that is drawn again must be another.
-        client.private_seed = secrets.randbits(63)
+        client.private_key = secrets.token_bytes(KEY_BYTES)
         return client
 
     def tally(self, logits: Tensor, labels: Tensor) -> Tally:
