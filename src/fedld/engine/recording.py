@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedld.aggregation import Aggregate
 from fedld.engine.jobs import Failure, Setup, Trained
