@@ -8,6 +8,7 @@ import click
 import pytest
 import typer
 
+import fedld
 from fedld.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,6 +69,16 @@ def test_the_guide_has_eight_pages_that_take_five_minutes():
         for name in guide()
     }
     assert max(words.values()) <= 1000, words
+
+
+def test_snippets_on_transforms_callbacks_and_engines_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "own-transforms.md").read_text(encoding="utf-8")
+    snippets = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    names = {"fedld": fedld, "sites": fedld.data("digits", clients=3, alpha=100.0)}
+    assert len(snippets) == 3
+    for snippet in snippets:
+        exec(snippet, names)
 
 
 def without_generated_and_code(text):
