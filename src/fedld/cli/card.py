@@ -9,14 +9,14 @@ import typer
 def card(
     run: Annotated[Path, typer.Argument(help="run or study directory")],
     method: Annotated[
-        str | None, typer.Option(help="of a study: the method whose models it is about")
+        str | None, typer.Option(help="of a study: the method that the card describes")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="folder of card.md and card.json; default: RUN")] = None,
     positive: Annotated[
-        str | None, typer.Option(help="class whose sensitivity is told; default: the last one")
+        str | None, typer.Option(help="class of which sensitivity is given; default: the last one")
     ] = None,
     specificity: Annotated[
-        float | None, typer.Option(help="at which sensitivity is told; default: the run's", min=0.01, max=1)
+        float | None, typer.Option(help="at which sensitivity is given; default: the run's", min=0.01, max=1)
     ] = None,
     use: Annotated[str | None, typer.Option(help="what the model is intended for")] = None,
     owner: Annotated[str | None, typer.Option(help="who answers for the model")] = None,

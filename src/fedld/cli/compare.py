@@ -35,7 +35,7 @@ Scheduler = Annotated[
 SEEDS = "seeds themselves: 5 is seed 5 alone, five seeds are 0,1,2,3,4; default: 0,1,2, with --folds 0"
 TargetText = Annotated[
     str,
-    typer.Option(help="tell the cost to POINTS below the baseline's final accuracy, or POINTS@ACCURACY"),
+    typer.Option(help="give the cost to POINTS below the baseline's final accuracy, or POINTS@ACCURACY"),
 ]
 
 

@@ -254,7 +254,7 @@ class Experiment(BaseModel):
         compared=True,
     )
     specificity: Share = setting(
-        "evaluation", 0.9, "specificity at which each site's sensitivity is told", travels=True
+        "evaluation", 0.9, "specificity at which each site's sensitivity is given", travels=True
     )
     eval_every: Count = setting("evaluation", 1, "rounds between evaluations")
     personal_every: Count | None = setting(
@@ -289,7 +289,7 @@ class Experiment(BaseModel):
     )
     on_client_failure: Literal["retry", "skip", "stop"] = setting("run", "retry", "retry, skip or stop")
     min_clients: Count | Literal["all"] = setting(
-        "run", 1, "fewer usable replies than this end the run; all: of everybody drawn"
+        "run", 1, "fewer usable replies than this end the run; all: every client drawn"
     )
     max_update_ratio: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = setting(
         "run",
