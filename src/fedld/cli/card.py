@@ -8,9 +8,7 @@ import typer
 
 def card(
     run: Annotated[Path, typer.Argument(help="run or study directory")],
-    method: Annotated[
-        str | None, typer.Option(help="of a study: the method that the card describes")
-    ] = None,
+    method: Annotated[str | None, typer.Option(help="of a study: the method that the card describes")] = None,
     out: Annotated[Path | None, typer.Option(help="folder of card.md and card.json; default: RUN")] = None,
     positive: Annotated[
         str | None, typer.Option(help="class of which sensitivity is given; default: the last one")
