@@ -61,7 +61,12 @@ def _is_wide(node: ast.ClassDef) -> bool:
     decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
     if not any(text.startswith("dataclass") for text in decorators) or "kw_only=True" in "".join(decorators):
         return False
-    return sum(isinstance(part, ast.AnnAssign) and _is_field(part) for part in node.body) >= FIELDS
+    count = 0
+    for part in node.body:
+        if isinstance(part, ast.AnnAssign) and ast.unparse(part.annotation).endswith("KW_ONLY"):
+            break  # what follows is keyword-only
+        count += isinstance(part, ast.AnnAssign) and _is_field(part)
+    return count >= FIELDS
 
 
 def _is_field(part: ast.AnnAssign) -> bool:

@@ -24,7 +24,7 @@ Tree = dict[str, Tensor]
 
 
 def tree_bytes(tree: Tree) -> int:
-    """Bytes of all tensors of a message."""
+    """Give bytes of all tensors of a message."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tree.values())
 
 
@@ -47,7 +47,7 @@ class Entry:
         return torch.Size(self.shape).numel()
 
     def view(self, vector: Tensor) -> Tensor:
-        """The entry as a tensor of its own shape that shares memory with `vector`."""
+        """Give the entry as a tensor of its own shape that shares memory with `vector`."""
         flat = vector[self.start : self.start + self.size]
         if len(self.shape) == 4:
             out, inner, height, width = self.shape
@@ -67,14 +67,14 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module, private: Iterable[str] = ()) -> "Layout":
-        """Layout of a model; `private` names the parameters and buffers that stay with a client."""
+        """Make the layout of a model; `private` names the parameters and buffers that stay with a client."""
         mine = set(private)
-        found: list[tuple[str, Tensor, Kind]] = [(n, p, "parameter") for n, p in model.named_parameters()]
+        tensors: list[tuple[str, Tensor, Kind]] = [(n, p, "parameter") for n, p in model.named_parameters()]
         for name, buffer in model.named_buffers():
-            found.append((name, buffer, "buffer" if buffer.is_floating_point() else "counter"))
-        found.sort(key=lambda item: (item[2] != "parameter", item[0] in mine))
+            tensors.append((name, buffer, "buffer" if buffer.is_floating_point() else "counter"))
+        tensors.sort(key=lambda item: (item[2] != "parameter", item[0] in mine))
         entries, start, ends = [], 0, {}
-        for name, tensor, kind in found:
+        for name, tensor, kind in tensors:
             entries.append(
                 Entry(name=name, shape=tuple(tensor.shape), start=start, kind=kind, private=name in mine)
             )
@@ -103,11 +103,11 @@ class Layout:
         return tuple((e.name, e.size) for e in self.entries if e.kind == "parameter" and not e.private)
 
     def views(self, vector: Tensor) -> Tree:
-        """Every entry by name, sharing memory with `vector`."""
+        """Give every entry by name, sharing memory with `vector`."""
         return {entry.name: entry.view(vector) for entry in self.entries}
 
     def flatten(self, model: nn.Module) -> Tensor:
-        """The model's parameters and buffers as a new vector."""
+        """Give the model's parameters and buffers as a new vector."""
         dtype = next(model.parameters()).dtype
         vector = torch.zeros(self.size, dtype=dtype)
         tensors = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -116,14 +116,14 @@ class Layout:
         return vector
 
     def export(self, vector: Tensor) -> Tree:
-        """Ordinary contiguous tensors under their names, as in a state dict; counters are integers."""
+        """Export ordinary contiguous tensors under their names, as in a state dict; counters are integers."""
         return {
             e.name: (e.view(vector).round().long() if e.kind == "counter" else e.view(vector)).contiguous()
             for e in self.entries
         }
 
     def update(self, after: Tensor, before: Tensor) -> Tensor:
-        """What training changed: differences of the parameters, and the new values of the buffers."""
+        """Compute what training changed: differences of the parameters, and the new values of the buffers."""
         update = after - before
         update[self.trainable :] = after[self.trainable :]
         return update
@@ -134,7 +134,7 @@ class Layout:
         self.shared_buffers(vector).copy_(self.shared_buffers(update))
 
     def shared_part(self, vector: Tensor) -> Tensor:
-        """The numbers of `vector` that travel, a copy: the shared parameters, then the shared buffers."""
+        """Copy the numbers of `vector` that travel: the shared parameters, then the shared buffers."""
         return torch.cat([self.shared_parameters(vector), self.shared_buffers(vector)])
 
     def set_shared(self, vector: Tensor, part: Tensor) -> None:
@@ -143,19 +143,19 @@ class Layout:
         self.shared_buffers(vector).copy_(part[self.shared :])
 
     def shared_parameters(self, vectors: Tensor) -> Tensor:
-        """The shared parameters in a vector, or in every row of a matrix; a view."""
+        """Give the shared parameters in a vector, or in every row of a matrix; a view."""
         return vectors[..., : self.shared]
 
     def shared_buffers(self, vectors: Tensor) -> Tensor:
-        """The shared buffers in a vector, or in every row of a matrix; a view."""
+        """Give the shared buffers in a vector, or in every row of a matrix; a view."""
         return vectors[..., self.trainable : self.shared_end]
 
     def private_parameters(self, vector: Tensor) -> Tensor:
-        """The private parameters in `vector`, a view."""
+        """Give the private parameters in `vector`, a view."""
         return vector[self.shared : self.trainable]
 
     def private_part(self, vector: Tensor) -> Tensor:
-        """The private numbers of `vector`, a copy."""
+        """Give the private numbers of `vector`, a copy."""
         return torch.cat([self.private_parameters(vector), self.private_buffers(vector)])
 
     def set_private(self, vector: Tensor, part: Tensor) -> None:
@@ -165,11 +165,11 @@ class Layout:
         self.private_buffers(vector).copy_(part[cut:])
 
     def private_buffers(self, vector: Tensor) -> Tensor:
-        """The private buffers in `vector`, a view."""
+        """Give the private buffers in `vector`, a view."""
         return vector[self.shared_end :]
 
     def count_batches(self, mean: Tensor, values: Tensor, *, private: bool = False) -> Tensor:
-        """The mean (b,) of the clients' shared (or private) ones (m, b), with counters at their maximum.
+        """Give the mean (b,) of the clients' shared (or private) ones (m, b), with counters at their maximum.
 
         A truncated mean of `num_batches_tracked` is meaningless, and wrong BatchNorm statistics are the
         field's most reported bug, so the rule is explicit.
@@ -183,7 +183,7 @@ class Layout:
 
 
 class FlatModel:
-    """A model whose parameters, buffers and gradients are views of flat vectors."""
+    """A model with parameters, buffers and gradients that are views of flat vectors."""
 
     def __init__(self, model: nn.Module, layout: Layout, device: str = "cpu") -> None:
         self.model = model.to(device)
@@ -210,19 +210,19 @@ class FlatModel:
 
     @contextmanager
     def holding(self, vector: Tensor) -> Iterator[None]:
-        """The network with other numbers for a moment; a pass already made can still be differentiated.
+        """Give the network other numbers for a moment; a pass already made can still be differentiated.
 
         Other tensors take the parameters' places, as autocast would otherwise use its copies of the old ones.
         """
-        modules, own = dict(self.model.named_modules()), []
+        modules, replaced = dict(self.model.named_modules()), []
         for entry in self.layout.entries:
             owner, _, leaf = entry.name.rpartition(".")
             module = modules[owner]
             table = module._parameters if entry.kind == "parameter" else module._buffers
-            own.append((table, leaf, table[leaf]))
+            replaced.append((table, leaf, table[leaf]))
             table[leaf] = entry.view(vector)
         try:
             yield
         finally:
-            for table, leaf, tensor in own:
+            for table, leaf, tensor in replaced:
                 table[leaf] = tensor

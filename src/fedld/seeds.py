@@ -11,7 +11,7 @@ import torch
 
 
 def derive(seed: int, *keys: str | int) -> int:
-    """63-bit seed that depends on `seed` and on every key.
+    """Derive a 63-bit seed that depends on `seed` and on every key.
 
     >>> derive(0, "train", 1, 2) == derive(0, "train", 1, 2)
     True
@@ -23,10 +23,10 @@ def derive(seed: int, *keys: str | int) -> int:
 
 
 def numpy_generator(seed: int, *keys: str | int) -> np.random.Generator:
-    """NumPy generator of one purpose."""
+    """Make the NumPy generator of one purpose."""
     return np.random.default_rng(derive(seed, *keys))
 
 
 def torch_generator(seed: int, *keys: str | int) -> torch.Generator:
-    """CPU torch generator of one purpose."""
+    """Make the CPU torch generator of one purpose."""
     return torch.Generator().manual_seed(derive(seed, *keys))

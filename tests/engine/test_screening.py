@@ -13,7 +13,7 @@ def test_a_message_that_is_not_finite_is_refused_with_its_update():
     layout = Layout.of(nn.Linear(2, 3))
     updates = dict.fromkeys("abc", torch.ones(layout.size))
     messages = {"a": {}, "b": {"change": torch.tensor([1.0, float("nan")])}, "c": {"n": torch.tensor(3)}}
-    refused = refusals(METHODS["scaffold"], layout, updates, messages, None)
+    refused = refusals(METHODS["scaffold"], layout, updates, messages)
     assert refused == {"b": "its message 'change' is not finite"}
 
 

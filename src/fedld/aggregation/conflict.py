@@ -15,7 +15,7 @@ from fedld.seeds import numpy_generator
 
 
 def conflict(across: float, squares: Array, reaches: Array, precision: float) -> Array:
-    """Shares <a,b>/|b|^2 and <a,b>/|a|^2 that two conflicting vectors lose to each other, 0 if they agree.
+    """Give shares <a,b>/|b|^2 and <a,b>/|a|^2 that conflicting vectors lose to each other, 0 if they agree.
 
     What is left of nearly opposite updates after a projection may be the rounding of K. It counts for nothing
     below `precision`, relative to the reach sum |a_i| |g_i|, so that no share can blow up.
@@ -42,16 +42,16 @@ class GradientHarmonisation(GramRule):
         check_number(self, "orders", 1, whole=True)
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
-        """Mean over the orders."""
+        """Compute the mean over the orders."""
         names = extras.names or tuple(str(i) for i in range(len(p)))
         order = np.array(sorted(range(len(p)), key=lambda i: natural(names[i])))
         generator = numpy_generator(self.seed, "fedgh", extras.group)
         shuffled = [order] if self.orders == 1 else [generator.permutation(order) for _ in range(self.orders)]
-        found = [self._harmonise(K, p, one, extras.precision) for one in shuffled]
-        return np.asarray(np.mean(found, axis=0))
+        results = [self._harmonise(K, p, shuffle, extras.precision) for shuffle in shuffled]
+        return np.asarray(np.mean(results, axis=0))
 
     def _harmonise(self, K: Array, p: Array, order: NDArray[np.int64], precision: float) -> Array:
-        """For i before j, t = <a_i, a_j> < 0, from copies: a_i -= t/|a_j|^2 a_j and a_j -= t/|a_i|^2 a_i."""
+        """Project where t = <a_i, a_j> < 0 for i before j: a_i -= t/|a_j|^2 a_j and a_j -= t/|a_i|^2 a_i."""
         A, KA = np.eye(len(p)), K.copy()  # rows a_i and K a_i, so that an inner product costs O(m)
         r = np.sqrt(np.diagonal(K))
         for place, i in enumerate(order):
@@ -64,7 +64,7 @@ class GradientHarmonisation(GramRule):
 
 
 def natural(name: str) -> list[tuple[str, int]]:
-    """Sorting key under which client2 comes before client10.
+    """Make a sorting key under which client2 comes before client10.
 
     >>> sorted(["client10", "client2", "a"], key=natural)
     ['a', 'client2', 'client10']
@@ -80,13 +80,13 @@ class PCGrad(GramRule):
     seed: int = 0
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
-        """The average of the projected updates."""
+        """Give the average of the projected updates."""
         generator = numpy_generator(self.seed, "pcgrad", extras.group)
         return p @ project(K, np.array([generator.permutation(len(p)) for _ in p]))
 
 
 def project(K: Array, orders: NDArray[np.int64]) -> Array:
-    """Rows a_i after client i met the others in order orders[i]: if t = <a_i, g_j> < 0, a_i -= t/K_jj e_j."""
+    """Give rows a_i after client i met others in order orders[i]: t = <a_i, g_j> < 0 -> a_i -= t/K_jj e_j."""
     A = np.eye(len(K))
     for i, order in enumerate(orders):
         dots = K[i].copy()
@@ -113,7 +113,7 @@ class HGD(GramRule):
     released: bool = False
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
-        """The tree's root; the weights enter at its leaves."""
+        """Give the tree's root; the weights enter at its leaves."""
         m = len(p)
         reference = K @ p if extras.reference is None else extras.reference
         rows = np.diag(m * p)
@@ -148,7 +148,7 @@ class MinNorm(GramRule):
     """MGDA (Désidéri 2012): the shortest convex combination of the updates, min a'Ka on the simplex."""
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
-        """Exact by non-negative least squares: min |Gx|^2 + (1'x - 1)^2 over x >= 0 is s a with the same a.
+        """Solve by non-negative least squares: min |Gx|^2 + (1'x - 1)^2 over x >= 0 is s a with the same a.
 
         With x = s a the best s leaves q / (1 + q), q = a'Ka, which grows with q.
         """
@@ -176,7 +176,7 @@ class CAGrad(GramRule):
         check_number(self, "radius", 0)
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
-        """c = p + radius |g| / |Gw| w."""
+        """Compute c = p + radius |g| / |Gw| w."""
         length = np.sqrt(max(float(p @ K @ p), 0.0))
         if length == 0:
             return p.copy()
@@ -190,7 +190,7 @@ class CAGrad(GramRule):
             norm = np.sqrt(max(float(w @ Kw), 1e-18))
             return float(p @ Kw + self.radius * norm), K @ p + self.radius * Kw / norm
 
-        found = scipy.optimize.minimize(
+        result = scipy.optimize.minimize(
             objective,
             p,
             jac=True,
@@ -199,7 +199,7 @@ class CAGrad(GramRule):
             constraints=scipy.optimize.LinearConstraint(np.ones((1, len(p))), 1.0, 1.0),
             options={"ftol": 1e-14, "maxiter": 500},
         )
-        w = np.maximum(found.x, 0.0)
+        w = np.maximum(result.x, 0.0)
         return np.asarray(w / w.sum())
 
 
@@ -220,7 +220,7 @@ class PrincipalGradient(GramRule):
         check_number(self, "components", 1, whole=True)
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
-        """X = [0, G], J = I - 11'/(m + 1): J X'X J e_l = lambda_l e_l and v_l = X J e_l / sqrt(lambda_l)."""
+        """Take X = [0, G], J = I - 11'/(m + 1): JX'XJ e_l = lambda_l e_l, v_l = XJ e_l / sqrt(lambda_l)."""
         points = len(p) + 1
         J = np.eye(points) - 1 / points
         axes = spectrum(J @ np.pad(K, (1, 0)) @ J, extras.precision)
@@ -253,7 +253,7 @@ class Consensus(GramRule):
         check_number(self, "floor", 0, 1, open_low=True)
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
-        """With H = G J P^1/2 (centred, weighted updates; Sigma = HH'): v = g - H (tau I + H'H)^-1 H'g."""
+        """Compute v = g - H (tau I + H'H)^-1 H'g with H = G J P^1/2 (centred, weighted updates)."""
         rounding = extras.precision * float(p @ np.diagonal(K))
         if self.strength == 0 or rounding == 0:
             return p.copy()

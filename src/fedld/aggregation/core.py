@@ -46,15 +46,15 @@ class Aggregate:
     candidates: Candidates | None = None  # steps that clients are to measure before one is taken
 
     def location(self, values: torch.Tensor) -> torch.Tensor:
-        """(m, b) numbers that the same clients sent beside their updates, as one row: see `location_of`."""
+        """Combine (m, b) numbers that the clients sent beside their updates to one row: see `location_of`."""
         return location_of(self.rule, values, torch.tensor(self.report.weights, dtype=torch.float64))
 
     def scaled(self, factor: float) -> "Aggregate":
-        """A step that is `factor` times as long, and says so."""
+        """Give a step that is `factor` times as long, and says so."""
         return replace(self, update=factor * self.update, diagnostics=self.report.scaled(factor))
 
     def without(self, refused: Mapping[str, str]) -> "Aggregate":
-        """The same aggregate; its report also names clients that were refused before it was computed."""
+        """Give the same aggregate; its report also names clients that were refused before it was computed."""
         rejected = {**refused, **self.report.rejected}
         return replace(self, diagnostics=replace(self.report, rejected=rejected)) if refused else self
 
@@ -151,7 +151,7 @@ def aggregate(
 
 @dataclass(frozen=True, kw_only=True)
 class Updates:
-    """Updates whose form is known to be right, with the clients that they come from.
+    """Checked updates and the clients that they come from.
 
     Attributes:
         source: the updates.
@@ -224,7 +224,7 @@ def combine_updates(
 
 
 def _plain_mean(updates: Updates) -> tuple[torch.Tensor, bool]:
-    """The weighted mean in one pass, and whether it is finite."""
+    """Give the weighted mean in one pass, and whether it is finite."""
     source, p = updates.source, updates.p
     return combine(source, p[None], (0,) * len(source.specs), range(len(p)))
 
@@ -261,7 +261,7 @@ def _pose(updates: Updates, rule: Rule, bounds: Bounds, refused: Mapping[str, st
 
 
 def _diagnostics(rule: Rule, problem: "Problem", step: "Step") -> Report:
-    """What the rule did, in numbers that follow from the Gram matrices."""
+    """Give what the rule did, in numbers that follow from the Gram matrices."""
     grams, names, sketch = problem.grams, list(problem.names), problem.sketch
     K, p, claimed = grams.K.sum(axis=0), problem.p, problem.claimed
     titles = [extra.group for extra in problem.extras]
@@ -269,7 +269,7 @@ def _diagnostics(rule: Rule, problem: "Problem", step: "Step") -> Report:
         rule,
         K,
         p=p,
-        found=step.alignment_to_mean,
+        aligned=step.alignment_to_mean,
         precision=problem.precision,
         clients=names,
         rejected=problem.rejected,
@@ -284,7 +284,7 @@ def _diagnostics(rule: Rule, problem: "Problem", step: "Step") -> Report:
 
 
 def location_of(rule: Rule, values: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """Statistics (m, b) beside the parameters as one row: the mean, under a robust rule the median.
+    """Compute statistics (m, b) beside the parameters as one row: the mean, under a robust rule the median.
 
     A client may send a harmless update with harmful statistics, so what a rule makes of updates says nothing
     of them.
@@ -315,11 +315,11 @@ class Problem:
     rejected: dict[str, str]
 
     def coefficients(self, rule: GramRule, K: Array) -> Array:
-        """c of every group."""
+        """Compute c of every group."""
         return np.stack([rule(k, self.p, extra) for k, extra in zip(K, self.extras, strict=True)])
 
     def combine(self, c: Array) -> torch.Tensor:
-        """G c."""
+        """Compute G c."""
         update, finite = combine(self.source, c, self.groups, self.keep)
         if not finite and not bool(update.isfinite().all()):
             raise FedLDError(
@@ -341,7 +341,7 @@ class Step:
 
 
 def _step(rule: Rule, problem: Problem, trial: Trial | None, propose: bool) -> Step:
-    """The rule's aggregate."""
+    """Give the rule's aggregate."""
     K, halves = problem.grams.K, problem.grams.halves
     if isinstance(rule, GramRule):
         c = problem.coefficients(rule, K)
@@ -380,7 +380,7 @@ PRECISION = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenUpdates:
-    """A rule and the clients whose updates it combines without seeing one.
+    """A rule, and clients with updates that it combines without seeing them.
 
     Args:
         rule: A rule of inner products.
@@ -428,7 +428,7 @@ class HiddenUpdates:
             self.rule,
             K,
             p=bounded,
-            found=alignment(K[None], c[None]),
+            aligned=alignment(K[None], c[None]),
             precision=PRECISION,
             clients=names,
             rejected={},

@@ -49,7 +49,7 @@ class ColumnBlock:
 
 
 def piece_columns(clients: int, block: int = COLUMNS) -> int:
-    """Columns of one product: fewer for many clients, so that the piece stays in the cache."""
+    """Give columns of one product: fewer for many clients, so that the piece stays in the cache."""
     return min(block, max(256, PIECE // (4 * clients) // 64 * 64))
 
 
@@ -57,15 +57,15 @@ def piece_columns(clients: int, block: int = COLUMNS) -> int:
 def product_blocks(
     specs: tuple[TensorSpec, ...], groups: tuple[int, ...], clients: int, piece: int
 ) -> tuple[ColumnBlock, ...]:
-    """Blocks of a whole number of pieces each; the same in every round of a run."""
+    """Give blocks of a whole number of pieces each; the same in every round of a run."""
     return tuple(blocks(specs, groups, piece * max(1, BLOCK // (4 * clients * piece))))
 
 
 def blocks(specs: Sequence[TensorSpec], groups: Sequence[int], width: int) -> list[ColumnBlock]:
-    """All columns, by group and tensor name: the same sums whatever order a file stores."""
+    """Give all columns, by group and tensor name: the same sums whatever order a file stores."""
     sizes = [spec.size for spec in specs]
     offsets = [0, *accumulate(sizes)]
-    found: list[ColumnBlock] = []
+    made: list[ColumnBlock] = []
     order = sorted(range(len(sizes)), key=lambda t: (groups[t], specs[t].name))
     for group in sorted(set(groups)):
         parts: list[Range] = []
@@ -77,60 +77,60 @@ def blocks(specs: Sequence[TensorSpec], groups: Sequence[int], width: int) -> li
                 parts.append(Range(tensor, at, stop, slice(offsets[tensor] + at, offsets[tensor] + stop)))
                 at, filled = stop, filled + stop - at
                 if filled == width:
-                    found.append(ColumnBlock(group, start, tuple(parts)))
+                    made.append(ColumnBlock(group, start, tuple(parts)))
                     parts, start, filled = [], start + width, 0
         if parts:
-            found.append(ColumnBlock(group, start, tuple(parts)))
-    return found
+            made.append(ColumnBlock(group, start, tuple(parts)))
+    return made
 
 
 @lru_cache(maxsize=16)
 def sum_spans(specs: tuple[TensorSpec, ...], groups: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
-    """Spans of one sum over clients: wide, and still several for several threads."""
+    """Give spans of one sum over clients: wide, and still several for several threads."""
     parameters = sum(spec.size for spec in specs)
     return tuple(spans(specs, groups, min(SUM, max(COLUMNS, parameters // 8 // 64 * 64))))
 
 
 def spans(specs: Sequence[TensorSpec], groups: Sequence[int], width: int) -> list[tuple[int, int, int]]:
-    """All columns in the order of the flat update: group, start and stop of at most `width` of one group.
+    """Give all columns in the order of the flat update: group, start, stop of at most `width` of one group.
 
     >>> spans([TensorSpec("a", (4,)), TensorSpec("b", (3,)), TensorSpec("c", (2,))], [0, 0, 1], 5)
     [(0, 0, 5), (0, 5, 7), (1, 7, 9)]
     """
-    found, start = [], 0
+    cut, start = [], 0
     sizes = zip(groups, (spec.size for spec in specs), strict=True)
     for group, tensors in groupby(sizes, key=itemgetter(0)):
         stop = start + sum(size for _, size in tensors)
-        found += [(group, at, min(at + width, stop)) for at in range(start, stop, width)]
+        cut += [(group, at, min(at + width, stop)) for at in range(start, stop, width)]
         start = stop
-    return found
+    return cut
 
 
 def side_by_side(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """The parts as one (m, b) matrix, copied into the same memory in the same layout.
+    """Give the parts as one (m, b) matrix, copied into the same memory in the same layout.
 
     BLAS and sums round differently by stride and alignment: a copy makes all sources give the same bits.
     """
     m, b = parts[0].shape[0], sum(part.shape[1] for part in parts)
-    found = scratch("block", m * (b + APART), dtype, parts[0].device).view(m, b + APART)[:, :b]
+    columns = scratch("block", m * (b + APART), dtype, parts[0].device).view(m, b + APART)[:, :b]
     at = 0
     for part in parts:
-        found[:, at : at + part.shape[1]] = part
+        columns[:, at : at + part.shape[1]] = part
         at += part.shape[1]
-    return found
+    return columns
 
 
 _memory = threading.local()
 
 
 def scratch(purpose: str, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory of this thread that is used again and again: fresh pages would cost more than the products."""
+    """Give memory of this thread that is used again: fresh pages would cost more than the products."""
     bytes_ = size * dtype.itemsize
-    found: torch.Tensor | None = getattr(_memory, purpose, None)
-    if found is None or found.numel() < bytes_ or found.device != device:
-        found = torch.empty(max(bytes_, PIECE), dtype=torch.uint8, device=device)
-        setattr(_memory, purpose, found)
-    return found[:bytes_].view(dtype)
+    memory: torch.Tensor | None = getattr(_memory, purpose, None)
+    if memory is None or memory.numel() < bytes_ or memory.device != device:
+        memory = torch.empty(max(bytes_, PIECE), dtype=torch.uint8, device=device)
+        setattr(_memory, purpose, memory)
+    return memory[:bytes_].view(dtype)
 
 
 def scatter(out: torch.Tensor, block: ColumnBlock, columns: torch.Tensor) -> None:
@@ -163,7 +163,7 @@ def each(work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
 
 
 def _prepare() -> None:
-    """Both settings belong to a thread."""
+    """Set what belongs to a thread."""
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
 
@@ -181,12 +181,12 @@ class Grams:
     halves: tuple[Array, ...] = ()
 
     def only(self, keep: Sequence[int]) -> "Grams":
-        """Those of some clients."""
+        """Give those of some clients."""
         return Grams(self.K[:, keep][:, :, keep], tuple(half[:, keep][:, :, keep] for half in self.halves))
 
 
 def gram(source: Source, groups: tuple[int, ...], columns: int = COLUMNS) -> Grams:
-    """(groups, m, m) Gram matrices in float64; tensor t belongs to group groups[t].
+    """Compute (groups, m, m) Gram matrices in float64; tensor t belongs to group groups[t].
 
     The matrix of a group is the sum of its tensors' matrices: a coarser granularity is a plain sum, and so is
     the work of several servers that hold shards of the parameters.
@@ -205,7 +205,7 @@ def gram(source: Source, groups: tuple[int, ...], columns: int = COLUMNS) -> Gra
 
 
 def parts_gram(parts: Sequence[torch.Tensor], width: int) -> torch.Tensor:
-    """Gram matrix of the rows of some columns: float32 products of `width` columns, summed in float64.
+    """Compute the Gram matrix of some columns: float32 products of `width` columns, summed in float64.
 
     Squares below 1e-38 vanish in float32 and above 1e38 overflow: such blocks are done in float64.
     """
@@ -234,12 +234,12 @@ def _products(X: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def sketched_gram(source: Source, sketch: CountSketch) -> Grams:
-    """The model's Gram matrix from the updates' sketches, in one pass that costs m d and not m^2 d."""
+    """Give the model's Gram matrix from the updates' sketches, in one pass that costs m d and not m^2 d."""
     k, m = sketch.buckets, source.clients
-    found = torch.zeros((m, k), dtype=working_dtype(source.dtype))
+    sketches = torch.zeros((m, k), dtype=working_dtype(source.dtype))
 
     def work(some: Sequence[ColumnBlock]) -> torch.Tensor:
-        part = torch.zeros(m, k, dtype=found.dtype, device=source.device)
+        part = torch.zeros(m, k, dtype=sketches.dtype, device=source.device)
         for block in some:
             at = block.start
             for span in block.ranges:
@@ -251,9 +251,9 @@ def sketched_gram(source: Source, sketch: CountSketch) -> Grams:
     every = blocks(source.specs, [0] * len(source.specs), TURNS * k)
     share = -(-len(every) // TASKS)  # each task has a sketch of its own, so there are few
     for part in each(work, [every[at : at + share] for at in range(0, len(every), share)]):
-        found.add_(part)
+        sketches.add_(part)
     width = piece_columns(m)
-    halves = [[half] for half in torch.split(found, k // 2, dim=1)]
+    halves = [[half] for half in torch.split(sketches, k // 2, dim=1)]
     first, second = (product.numpy()[None] for product in each(partial(parts_gram, width=width), halves))
     return Grams(first + second, (2 * first, 2 * second))
 
@@ -261,7 +261,7 @@ def sketched_gram(source: Source, sketch: CountSketch) -> Grams:
 def combine(
     source: Source, c: Array, groups: tuple[int, ...], keep: Sequence[int]
 ) -> tuple[torch.Tensor, bool]:
-    """The aggregate (d,), c_g @ G over the kept clients, and whether its sum is finite."""
+    """Give the aggregate (d,), c_g @ G over the kept clients, and whether its sum is finite."""
     out, dtype = empty_update(source), working_dtype(source.dtype)
 
     def work(span: tuple[int, int, int]) -> bool:
@@ -294,7 +294,7 @@ def weighted_sum(rows: Iterable[tuple[torch.Tensor, float]]) -> torch.Tensor:
 def coordinates(
     source: Source, rule: CoordinateRule, p: Array, keep: Sequence[int], columns: int = COLUMNS
 ) -> tuple[torch.Tensor, Alignment]:
-    """The aggregate (d,) of a rule outside Gram space, and its inner products, gathered on the way."""
+    """Give the aggregate (d,) of a rule outside Gram space, and its inner products, gathered on the way."""
     out, dtype = empty_update(source), working_dtype(source.dtype)
     weights = torch.from_numpy(p).to(source.device)
     width, groups = piece_columns(source.clients, columns), (0,) * len(source.specs)
@@ -318,7 +318,7 @@ def coordinates(
 
 
 def inner(source: Source, vector: torch.Tensor, groups: tuple[int, ...], columns: int = COLUMNS) -> Array:
-    """(groups, m) inner products of every update with one flat vector (d,)."""
+    """Compute (groups, m) inner products of every update with one flat vector (d,)."""
     dots = torch.zeros((max(groups) + 1, source.clients), dtype=torch.float64)
     width = piece_columns(source.clients, columns)
 
@@ -336,12 +336,15 @@ def inner(source: Source, vector: torch.Tensor, groups: tuple[int, ...], columns
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half precision is computed in float32, everything else as it is."""
+    """Choose the type to compute in: half precision is computed in float32, everything else as it is."""
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
 def empty_update(source: Source) -> torch.Tensor:
-    """Room for the aggregate; on a CPU from NumPy, which asks for huge pages: faults cost more than sums."""
+    """Allocate room for the aggregate.
+
+    On a CPU from NumPy, which asks for huge pages: faults cost more than sums.
+    """
     size = sum(spec.size for spec in source.specs)
     if source.device.type != "cpu":
         return torch.empty(size, dtype=source.dtype, device=source.device)
@@ -349,5 +352,5 @@ def empty_update(source: Source) -> torch.Tensor:
 
 
 def kept_rows(block: torch.Tensor, keep: Sequence[int]) -> torch.Tensor:
-    """The block without rejected clients: 0 times a non-finite number is not 0."""
+    """Give the block without rejected clients: 0 times a non-finite number is not 0."""
     return block if len(keep) == block.shape[0] else block[list(keep)]

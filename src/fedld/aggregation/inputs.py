@@ -25,7 +25,7 @@ WANTED = "updates must be a matrix, a list of state dicts, a list of files or a 
 
 
 def as_rule(rule: str | Rule, options: Mapping[str, Any]) -> Rule:
-    """A rule by name with its options, or a rule as it is."""
+    """Give a rule by name with its options, or a rule as it is."""
     if isinstance(rule, str):
         return make_rule(rule, **options)
     if options:
@@ -34,7 +34,7 @@ def as_rule(rule: str | Rule, options: Mapping[str, Any]) -> Rule:
 
 
 def as_names(updates: Any, clients: Sequence[str] | None) -> list[str]:
-    """The clients' names: numbers if none are given."""
+    """Give the clients' names: numbers if none are given."""
     if not isinstance(updates, Source) and not hasattr(updates, "__len__"):
         raise FedLDError(f"{WANTED}, not {type(updates).__name__}")
     m = updates.clients if isinstance(updates, Source) else len(updates)
@@ -51,7 +51,7 @@ def as_names(updates: Any, clients: Sequence[str] | None) -> list[str]:
 
 
 def as_source(updates: Any, tensors: Sequence[tuple[str, int]] | None, names: Sequence[str]) -> Source:
-    """A source for any form of updates."""
+    """Give a source for any form of updates."""
     if isinstance(updates, torch.Tensor | np.ndarray):
         return matrix_source(updates, tensors)
     if tensors is not None:
@@ -66,7 +66,7 @@ def as_source(updates: Any, tensors: Sequence[tuple[str, int]] | None, names: Se
 
 
 def as_weights(sizes: Sequence[float], weights: str, names: Sequence[str]) -> Array:
-    """p: shares of the samples, or equal."""
+    """Compute p: shares of the samples, or equal."""
     if weights not in ("size", "uniform"):
         raise FedLDError(f"weights = {weights!r} is not valid: {nearest(str(weights), ['size', 'uniform'])}")
     try:
@@ -86,7 +86,7 @@ def as_weights(sizes: Sequence[float], weights: str, names: Sequence[str]) -> Ar
 
 
 def check_bounds(max_weight: float | None, max_update_ratio: float | None) -> None:
-    """Error unless the largest weight is a share and the largest length at least the median's."""
+    """Raise an error unless the largest weight is a share and the largest length at least the median's."""
     if max_weight is not None and not 0 < max_weight <= 1:
         raise FedLDError(f"max_weight = {max_weight!r} is not a share above 0 and at most 1")
     if max_update_ratio is not None and not max_update_ratio >= 1:
@@ -108,7 +108,7 @@ def as_groups(specs: tuple[TensorSpec, ...], granularity: str) -> tuple[tuple[in
 
 
 def check_reference(source: Source, reference: torch.Tensor | None) -> None:
-    """Error unless the reference is a finite vector of the updates' length."""
+    """Raise an error unless the reference is a finite vector of the updates' length."""
     d = sum(spec.size for spec in source.specs)
     if reference is not None and reference.shape != (d,):
         raise FedLDError(f"the reference has {reference.numel()} parameters, but the updates have {d}")
@@ -117,13 +117,13 @@ def check_reference(source: Source, reference: torch.Tensor | None) -> None:
 
 
 def check_block(block: int) -> None:
-    """Error unless there is at least one column in a product."""
+    """Raise an error unless there is at least one column in a product."""
     if block < 1:
         raise FedLDError(f"block = {block} is not a number of columns")
 
 
 def as_sketch(gram: str | CountSketch, clients: int, size: int, granularity: str) -> CountSketch | None:
-    """The sketch that Gram matrices of such updates are computed from; None for exact ones."""
+    """Give the sketch that Gram matrices of such updates are computed from; None for exact ones."""
     if gram not in ("auto", "exact", "sketch") and not isinstance(gram, CountSketch):
         raise FedLDError(f"gram = {gram!r} is not valid: {nearest(str(gram), ['auto', 'exact', 'sketch'])}")
     large = clients > EXACT_CLIENTS and clients * clients * size > EXACT_WORK
@@ -168,7 +168,7 @@ class Outlier:
 def too_long(
     lengths: Array, names: Sequence[str], max_ratio: float, *, what: str = "update"
 ) -> dict[str, str]:
-    """Clients whose length is more than `max_ratio` times the median of all, and why they are refused.
+    """Give clients with an update longer than `max_ratio` times the median, and why they are refused.
 
     >>> too_long(np.array([1.0, 1.0, 30.0]), ["a", "b", "c"], 10)
     {'c': 'its update is 30 times as long as the median, more than 10 times is refused'}
@@ -187,7 +187,7 @@ def too_long(
 def screen(
     K: Array, names: Sequence[str], refused: Mapping[str, str], max_ratio: float | None, least: int
 ) -> tuple[list[int], dict[str, str]]:
-    """Places of the clients that take part, and why the others do not.
+    """Give places of the clients that take part, and why the others do not.
 
     A non-finite update spoils only its own row and column of K.
     """
@@ -211,7 +211,7 @@ def screen(
 
 
 def outliers(K: Array, names: Sequence[str]) -> list[Outlier]:
-    """Clients far longer than the median, or pointing against the others, among those that take part."""
+    """Give clients far longer than the median, or pointing against the others, among those that take part."""
     lengths = np.sqrt(np.diagonal(K))
     there = np.flatnonzero(lengths > 0)
     if len(there) < FEWEST:
@@ -221,23 +221,23 @@ def outliers(K: Array, names: Sequence[str]) -> list[Outlier]:
     np.fill_diagonal(cosines, np.nan)
     towards = np.nanmedian(cosines, axis=1)
     longer, along = robust_z(np.log(r), 0.25), robust_z(towards, 0.05)
-    found = []
+    standing_out = []
     for k, name in enumerate(names[i] for i in there.tolist()):
         if longer[k] > OUTLYING:
-            found.append(Outlier(name, "length", float(r[k] / np.median(r)), float(longer[k])))
+            standing_out.append(Outlier(name, "length", float(r[k] / np.median(r)), float(longer[k])))
         if along[k] < -OUTLYING and towards[k] < 0:
-            found.append(Outlier(name, "direction", float(towards[k]), float(along[k])))
-    return found
+            standing_out.append(Outlier(name, "direction", float(towards[k]), float(along[k])))
+    return standing_out
 
 
 def robust_z(values: Array, least: float) -> Array:
-    """Deviations from the median over the scaled median absolute deviation, which is `least` at least."""
+    """Divide deviations from the median by their scaled median absolute value, which is `least` at least."""
     away = values - np.median(values)
     return np.asarray(away / max(MAD_TO_SIGMA * float(np.median(np.abs(away))), least))
 
 
 def statistic_problem(name: str, values: torch.Tensor) -> str | None:
-    """Why a client's statistic (a BatchNorm buffer) cannot be used; None if it can."""
+    """Say why a client's statistic (a BatchNorm buffer) cannot be used; None if it can."""
     if values.is_floating_point() and not bool(values.isfinite().all()):
         return f"its statistic '{name}' is not finite"
     if name.endswith("running_var") and bool((values < 0).any()):

@@ -49,7 +49,7 @@ class Vote:
     squares: tuple[float, ...]
 
     def problem(self, candidates: int) -> str | None:
-        """Why this vote cannot count; None if it can."""
+        """Say why this vote cannot count; None if it can."""
         if self.count < 1 or len(self.losses) != candidates or len(self.squares) != candidates:
             return "its measurement is incomplete"
         values = np.array([*self.losses, *self.squares])
@@ -80,7 +80,7 @@ class Trial:
     fallback: str | None = None  # why the average was taken without a vote
 
     def to_json(self) -> dict[str, Any]:
-        """The same as a plain dictionary."""
+        """Give the same as a plain dictionary."""
         return asdict(self)
 
 
@@ -126,7 +126,7 @@ class Measured(Rule):
         return min(self.unseen, self.samples / 2 / images)
 
     def bases(self) -> list[GramRule]:
-        """The directions' rules; the average is the first."""
+        """Give the directions' rules; the average is the first."""
         names = [name.strip() for name in self.rules.split(",") if name.strip()]
         made = [make_rule(name) for name in dict.fromkeys(["mean", *names])]
         for rule in made:
@@ -135,12 +135,12 @@ class Measured(Rule):
         return [rule for rule in made if isinstance(rule, GramRule)]
 
     def pairs(self) -> list[tuple[int, float]]:
-        """(direction, length) of every candidate, the average at length 1 first."""
+        """Compute (direction, length) of every candidate, the average at length 1 first."""
         wanted = [name.strip() for name in self.rules.split(",") if name.strip()]
-        found = [(0, 1.0)]
+        candidates = [(0, 1.0)]
         for index, rule in enumerate(self.bases()):
-            found += [(index, length) for length in self._lengths() if rule.name in wanted]
-        pairs = list(dict.fromkeys(found))
+            candidates += [(index, length) for length in self._lengths() if rule.name in wanted]
+        pairs = list(dict.fromkeys(candidates))
         if len(pairs) < 2:
             raise FedLDError("measured: there is no candidate beside the average: name rules and lengths")
         return pairs
@@ -202,7 +202,7 @@ class Measured(Rule):
         return self._take(rank, mean, errors=errors, votes=choices, left_out=left_out)
 
     def _not_heard(self, heard: float, left_out: Mapping[str, str]) -> Trial:
-        """The average, because too few clients were heard."""
+        """Give the average, because too few clients were heard."""
         pairs, bases = self.pairs(), self.bases()
         unknown = [float("nan")] * len(pairs)
         return Trial(
@@ -220,7 +220,7 @@ class Measured(Rule):
     def _take(
         self, rank: Array, losses: Array, *, errors: Array, votes: dict[str, int], left_out: Mapping[str, str]
     ) -> Trial:
-        """The candidate of least rank, unless its gain over the average is within the margin."""
+        """Give the candidate of least rank, unless its gain over the average is within the margin."""
         pairs, bases = self.pairs(), self.bases()
         best = int(np.argmin(rank))  # of equals the first: the average
         if rank[0] - rank[best] <= self.margin * errors[best]:
@@ -262,6 +262,6 @@ class Measured(Rule):
 
 
 def _paired_errors(votes: list[Vote], p: Array) -> Array:
-    """Standard error of sum_j p_j (L_j - L_j(average)), each client's images a random part of its own."""
+    """Compute the standard error of sum_j p_j (L_j - L_j(average)), where images are drawn at random."""
     spread = np.array([vote.variances for vote in votes])
     return np.asarray(np.sqrt((p[:, None] ** 2 * spread).sum(axis=0)))

@@ -28,7 +28,7 @@ class Mean(GramRule):
         return True
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
-        """The weights themselves."""
+        """Give the weights themselves."""
         return p.copy()
 
 
@@ -67,7 +67,7 @@ class Principal(GramRule):
             check_number(self, "energy", 0, 1, open_low=True)
 
     def kept(self, axes: Spectrum) -> int:
-        """Number of leading axes that are used (L of the paper, 0 only if every update is zero)."""
+        """Give the number of leading axes that are used (L of the paper, 0 only if every update is zero)."""
         if self.energy is not None:
             reached = np.cumsum(axes.values) >= self.energy * axes.values.sum() * (1 - 1e-12)
             wanted = int(np.argmax(reached)) + 1
@@ -78,7 +78,7 @@ class Principal(GramRule):
         return min(wanted, axes.rank)
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
-        """c = E diag(omega / sqrt(lambda)) S'(p o r)."""
+        """Compute c = E diag(omega / sqrt(lambda)) S'(p o r)."""
         axes = spectrum(K, extras.precision)
         L = self.kept(axes)
         E, values, r = axes.vectors[:, :L], axes.values[:L], axes.norms
@@ -99,7 +99,10 @@ class Principal(GramRule):
         return kept / (norm or 1.0)
 
     def _project(self, K: Array, p: Array, c: Array, precision: float) -> Array:
-        """G c at the length of G p; p itself where the average has no part on the axes but rounding."""
+        """Compute G c at the length of G p.
+
+        p itself where the average has no part on the axes but rounding.
+        """
         square, length = (max(float(x @ K @ x), 0.0) for x in (c, p))
         return c * np.sqrt(length / square) if square > precision * length else p.copy()
 
@@ -113,5 +116,5 @@ class Principal(GramRule):
 
 
 def _divide(a: Array, b: Array) -> Array:
-    """a / b, and 0 where b is 0."""
+    """Compute a / b, and 0 where b is 0."""
     return np.divide(a, b, out=np.zeros_like(a), where=b > 0)

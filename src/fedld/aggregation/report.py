@@ -37,7 +37,7 @@ class Report:
     weights: list[float]  # p
     rejected: dict[str, str]  # client: reason
     capped: dict[str, float]  # client: the share it claimed, where it was given less
-    outliers: list[Outlier]  # clients whose length or direction stands out of the others'
+    outliers: list[Outlier]  # clients with an unusual length or direction
     coefficients: dict[str, list[float]]  # group: c (empty for rules outside Gram space)
     norms: list[float]  # |g_i|
     cosines: list[float]  # of g_i with the aggregate
@@ -57,12 +57,12 @@ class Report:
     sketch: SketchError | None = None  # None: the Gram matrices are exact
 
     def scaled(self, factor: float) -> "Report":
-        """The report on an aggregate `factor` times as long (positive: angles stay)."""
+        """Give the report on an aggregate `factor` times as long (positive: angles stay)."""
         longer = {group: [factor * c for c in row] for group, row in self.coefficients.items()}
         return replace(self, coefficients=longer, norm_ratio=factor * self.norm_ratio)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as a plain dictionary."""
+        """Give the same as a plain dictionary."""
         return asdict(self)
 
 
@@ -75,7 +75,7 @@ class Alignment:
 
 
 def alignment(K: Array, c: Array) -> Alignment:
-    """For an aggregate G_b c_b in each group b: |u|^2 = sum c_b'K_b c_b, <u, g_i> = sum (K_b c_b)_i."""
+    """Compute |u|^2 = sum c_b'K_b c_b, <u, g_i> = sum (K_b c_b)_i of an aggregate G_b c_b by groups b."""
     products = np.einsum("bij,bj->bi", K, c)
     return Alignment(float(np.sum(products * c)), products.sum(axis=0))
 
@@ -83,7 +83,7 @@ def alignment(K: Array, c: Array) -> Alignment:
 def sketch_error(
     sketch: CountSketch, K: Array, c: Array, halves: Sequence[Array], coefficients: Sequence[Array]
 ) -> SketchError:
-    """Of the mean of two independent estimates the error is about half their difference.
+    """Estimate the error of a mean of two independent estimates: about half their difference.
 
     That holds for K and for the aggregate: |G (a - b)| / (2 |G c|) if the halves give coefficients a and b.
     """
@@ -99,16 +99,16 @@ def sketch_error(
     return SketchError(sketch.buckets, sketch.seed, float(np.sqrt(np.mean(errors**2))), update)
 
 
-def make_report(rule: Rule, K: Array, p: Array, found: Alignment, precision: float, **facts: Any) -> Report:
-    """The report on an aggregate from the whole model's K, the weights and the aggregate's inner products."""
+def make_report(rule: Rule, K: Array, p: Array, aligned: Alignment, precision: float, **facts: Any) -> Report:
+    """Make the report from the whole model's K, the weights and the aggregate's inner products."""
     axes = spectrum(K, precision)
     return Report(
-        weights=p.tolist(), **facts, **axes_report(axes, rule.kept(axes), p), **average_report(K, p, found)
+        weights=p.tolist(), **facts, **axes_report(axes, rule.kept(axes), p), **average_report(K, p, aligned)
     )
 
 
 def axes_report(axes: Spectrum, kept: int, p: Array) -> dict[str, Any]:
-    """Eigenvalues, energy, votes, gap and margin."""
+    """Describe eigenvalues, energy, votes, gap and margin."""
     values, total = axes.values, axes.values.sum()
     votes = axes.votes(kept) * axes.orientation(kept)
     margins = np.abs(axes.projections(kept))[axes.norms > 0] / axes.norms[axes.norms > 0, None]
@@ -126,15 +126,15 @@ def axes_report(axes: Spectrum, kept: int, p: Array) -> dict[str, Any]:
     }
 
 
-def average_report(K: Array, p: Array, found: Alignment) -> dict[str, Any]:
-    """Lengths and angles of the aggregate against the plain average and every client."""
+def average_report(K: Array, p: Array, aligned: Alignment) -> dict[str, Any]:
+    """Give lengths and angles of the aggregate against the plain average and every client."""
     norms = np.sqrt(np.diagonal(K))
-    average, length = float(np.sqrt(max(float(p @ K @ p), 0.0))), float(np.sqrt(max(found.square, 0.0)))
+    average, length = float(np.sqrt(max(float(p @ K @ p), 0.0))), float(np.sqrt(max(aligned.square, 0.0)))
     return {
         "norms": norms.tolist(),
-        "cosines": [_ratio(dot, length * norm) for dot, norm in zip(found.dots, norms, strict=True)],
+        "cosines": [_ratio(dot, length * norm) for dot, norm in zip(aligned.dots, norms, strict=True)],
         "norm_ratio": _ratio(length, average),
-        "cosine": _ratio(float(p @ found.dots), length * average),
+        "cosine": _ratio(float(p @ aligned.dots), length * average),
         "gram": K.tolist(),
     }
 

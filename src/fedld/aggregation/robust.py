@@ -24,27 +24,27 @@ from fedld.errors import FedLDError
 
 
 def capped(p: Array, most: float) -> Array:
-    """Weights of at most `most` each (but at least 1/m, which all can have); the others share the rest.
+    """Give weights of at most `most` each (but at least 1/m, which all can have); the others share the rest.
 
     >>> capped(np.array([0.8, 0.1, 0.05, 0.05]), 0.4).round(2).tolist()
     [0.4, 0.3, 0.15, 0.15]
     """
     most, p = max(most, 1 / len(p)), p.copy()
-    held = np.zeros(len(p), dtype=bool)
+    full = np.zeros(len(p), dtype=bool)
     while (p > most * (1 + 1e-12)).any():
-        held |= p > most
-        p[held] = most
-        p[~held] *= (1 - most * held.sum()) / p[~held].sum() if not held.all() else 1.0
+        full |= p > most
+        p[full] = most
+        p[~full] *= (1 - most * full.sum()) / p[~full].sum() if not full.all() else 1.0
     return p
 
 
 def weighted_mean(values: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """Mean of each column, in float64."""
+    """Compute the mean of each column, in float64."""
     return (p.double() @ values.double()).to(values.dtype)
 
 
 def weighted_median(values: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """Median of each column: the middle of the values at which the sorted weights pass one half.
+    """Compute the median of each column: the middle of the values at which the sorted weights pass one half.
 
     >>> weighted_median(torch.tensor([[1.0], [2.0], [9.0], [4.0]]), torch.full((4,), 0.25))
     tensor([3.])
@@ -62,7 +62,7 @@ class Median(Robust, CoordinateRule):
     """Coordinate-wise weighted median (Yin et al. 2018); halfway between two where weights split evenly."""
 
     def __call__(self, block: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-        """Median of each column."""
+        """Compute the median of each column."""
         return weighted_median(block, p)
 
 
@@ -83,7 +83,7 @@ class TrimmedMean(Robust, CoordinateRule):
             check_number(self, "trim", 0, 0.5)
 
     def __call__(self, block: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-        """Weighted mean of what is left."""
+        """Compute the weighted mean of what is left."""
         m = block.shape[0]
         cut = self.trim if isinstance(self.trim, int) else self._count(m)
         if m <= 2 * cut:
@@ -112,7 +112,7 @@ class OutlierPruned(Robust, CoordinateRule):
         check_number(self, "k", 0, open_low=True)
 
     def __call__(self, block: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-        """Weighted mean of what is left (never nothing: some client is at most one deviation away)."""
+        """Compute the weighted mean of what is left (some client is at most one deviation away)."""
         alike = torch.full_like(p, 1 / len(p))
         offsets = block - weighted_median(block, alike)
         deviation = weighted_median(offsets.abs(), alike)
@@ -121,13 +121,13 @@ class OutlierPruned(Robust, CoordinateRule):
 
 
 def squared_distances(K: Array, c: Array) -> Array:
-    """|g_i - G c|^2 of every client."""
+    """Compute |g_i - G c|^2 of every client."""
     Kc = K @ c
     return np.maximum(np.diagonal(K) - 2 * Kc + c @ Kc, 0.0)
 
 
 def within(K: Array, c: Array, radius: float) -> Array:
-    """Factors that bring every g_i - G c to at most the radius."""
+    """Give factors that bring every g_i - G c to at most the radius."""
     distances = np.sqrt(squared_distances(K, c))
     return np.divide(radius, distances, out=np.ones_like(distances), where=distances > radius)
 
@@ -144,7 +144,7 @@ class NormClip(Robust, GramRule):
             check_number(self, "bound", 0, open_low=True)
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
-        """c_i = p_i min(1, bound / |g_i|)."""
+        """Compute c_i = p_i min(1, bound / |g_i|)."""
         bound = float(np.median(np.sqrt(np.diagonal(K)))) if self.bound is None else self.bound
         return p * within(K, np.zeros_like(p), bound)
 
@@ -166,7 +166,7 @@ class CenteredClip(Robust, GramRule):
             check_number(self, "radius", 0, open_low=True)
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
-        """The same steps on the coefficients of v."""
+        """Give the same steps on the coefficients of v."""
         radius = float(np.median(np.sqrt(np.diagonal(K)))) if self.radius is None else self.radius
         c = np.zeros_like(p)
         for _ in range(self.iterations):
@@ -197,7 +197,7 @@ class GeometricMedian(Robust, GramRule):
         check_number(self, "tolerance", 0)
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
-        """Weights p_i / max(smoothing, |g_i - v|), normalised, again and again."""
+        """Give weights p_i / max(smoothing, |g_i - v|), normalised, again and again."""
         clipped = within(K, np.zeros_like(p), self.clip * float(np.median(np.sqrt(np.diagonal(K)))))
         K = clipped[:, None] * K * clipped
         floor = self.smoothing * np.sqrt(np.trace(K) / len(K))
@@ -212,7 +212,7 @@ class GeometricMedian(Robust, GramRule):
 
 
 def weiszfeld(p: Array, distances: Array, floor: float) -> Array:
-    """One step: p_i / max(floor, distance_i), normalised."""
+    """Take one step: p_i / max(floor, distance_i), normalised."""
     near = p / np.maximum(distances, floor)
     return np.asarray(near / near.sum())
 
@@ -226,7 +226,7 @@ class _Krum(Robust, GramRule):
             check_number(self, "byzantine", 0, whole=True)
 
     def ranking(self, K: Array) -> list[int]:
-        """Clients by the sum of squared distances to their m - f - 2 nearest others, smallest first."""
+        """Give clients by the sum of squared distances to their m - f - 2 nearest others, smallest first."""
         m = len(K)
         f = self.faulty(m)
         squares = np.diagonal(K)
@@ -236,7 +236,7 @@ class _Krum(Robust, GramRule):
         return [int(i) for i in np.argsort(scores, kind="stable")]
 
     def faulty(self, m: int) -> int:
-        """Number f of faulty clients: as asked, or as many as the rule's proof (m >= 2f + 3) allows."""
+        """Give the number f of faulty clients: as set, or as many as the proof (m >= 2f + 3) allows."""
         if self.byzantine is None:
             return max(0, (m - 3) // 2)
         if m < self.byzantine + 3:
@@ -250,7 +250,7 @@ class Krum(_Krum):
     """Krum (Blanchard et al. 2017): the one update that is nearest to its m - f - 2 nearest others."""
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
-        """All weight on the winner."""
+        """Give all weight on the winner."""
         return np.asarray(np.eye(len(p))[self.ranking(K)[0]])
 
 
@@ -267,7 +267,7 @@ class MultiKrum(_Krum):
             check_number(self, "select", 1, whole=True)
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
-        """Weights of the selected, renormalised."""
+        """Give weights of the selected, renormalised."""
         count = self.select or len(p) - self.faulty(len(p))
         chosen = np.zeros_like(p)
         chosen[self.ranking(K)[:count]] = 1.0
@@ -277,11 +277,11 @@ class MultiKrum(_Krum):
 @register("cosine-filter")
 @dataclass(frozen=True)
 class CosineFilter(Robust, GramRule):
-    """The average without clients whose cosine with the clients' common direction is below `threshold`.
+    """The average without clients at a cosine below `threshold` with the clients' common direction.
 
     The direction is the mean of the updates at unit length, h = sum p_i g_i / |g_i|, so that a long update
     has no more to say about it than a short one. At threshold 0 somebody always passes, since
-    <h, h> = sum p_i <g_i, h> / |g_i|; if nobody passes a higher one, the average stays as it is.
+    <h, h> = sum p_i <g_i, h> / |g_i|; if no client passes a higher one, the average stays as it is.
     """
 
     threshold: float = 0.0
@@ -290,7 +290,7 @@ class CosineFilter(Robust, GramRule):
         check_number(self, "threshold", -1, 1)
 
     def __call__(self, K: Array, p: Array, extras: Extras = NO_EXTRAS) -> Array:
-        """Weights of those that pass, renormalised."""
+        """Give weights of those that pass, renormalised."""
         norms = np.sqrt(np.diagonal(K))
         unit = np.divide(p, norms, out=np.zeros_like(p), where=norms > 0)
         along = K @ unit

@@ -31,7 +31,7 @@ class Extras:
     group      name of the model, layer or tensor it is asked about
     precision  how exact K is (relative)
     reference  inner products <g_i, h> with a direction h that the server remembers
-    names      the clients', for rules whose outcome depends on an order
+    names      the clients', for rules that depend on an order
     """
 
     group: str = "model"
@@ -57,7 +57,7 @@ class Rule:
     name: ClassVar[str]
     robust: ClassVar[bool] = False
     max_weight: ClassVar[float] = 1.0
-    """Largest share of the weights that one client may have, unless `aggregate` is told another."""
+    """Largest share of the weights that one client may have, unless `aggregate` gets another."""
 
     @property
     def sums_suffice(self) -> bool:
@@ -207,7 +207,7 @@ def register(name: str) -> Callable[[R], R]:
 
 
 def make_rule(name: str, **options: Any) -> Rule:
-    """Rule of that name; an unknown name, option or value is an error that says what would be right.
+    """Give the rule of that name; an unknown name, option or value is an error that says what would be right.
 
     >>> make_rule("principal", weighting="l1").weighting
     'l1'
@@ -225,7 +225,7 @@ def make_rule(name: str, **options: Any) -> Rule:
 
 
 def check_choice(rule: Rule, option: str, valid: tuple[str, ...]) -> None:
-    """Error unless the option's value is one of the valid words."""
+    """Raise an error unless the option's value is one of the valid words."""
     value = getattr(rule, option)
     if value not in valid:
         raise FedLDError(
@@ -236,7 +236,7 @@ def check_choice(rule: Rule, option: str, valid: tuple[str, ...]) -> None:
 def check_number(
     rule: Rule, option: str, low: float, high: float = np.inf, *, open_low: bool = False, whole: bool = False
 ) -> None:
-    """Error unless the option is a number between low and high (low itself excluded if open)."""
+    """Raise an error unless the option is a number between low and high (low itself excluded if open)."""
     value = getattr(rule, option)
     number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if not number or not (low < value if open_low else low <= value) or not value <= high:
@@ -262,22 +262,25 @@ class Spectrum:
     rank: int
 
     def projections(self, axes: int) -> Array:
-        """(m, axes) inner products <g_i, u_l> = sqrt(lambda_l) e_l[i]."""
+        """Compute (m, axes) inner products <g_i, u_l> = sqrt(lambda_l) e_l[i]."""
         return np.asarray(self.vectors[:, :axes] * np.sqrt(self.values[:axes]))
 
     def votes(self, axes: int) -> Array:
-        """(m, axes) signs of the inner products, 0 where a client has no opinion on an axis."""
+        """Compute (m, axes) signs of the inner products, 0 where a client has no opinion on an axis."""
         dots = self.projections(axes)
         return np.sign(dots) * (np.abs(dots) > NO_VOTE * self.norms[:, None])
 
     def orientation(self, axes: int) -> Array:
-        """Signs that turn each axis towards the mean update (Eq. 6): <u_l, mean g> has that of sum e_l."""
+        """Give signs that turn each axis towards the mean update (Eq.
+
+        6): <u_l, mean g> has that of sum e_l.
+        """
         sums = self.vectors[:, :axes].sum(axis=0)
         return np.where(np.abs(sums) > NO_VOTE, np.sign(sums), 0.0)
 
 
 def spectrum(K: Array, precision: float = 1e-10) -> Spectrum:
-    """Eigen-decomposition of K; axes with lambda_l <= precision * lambda_1 do not exist (covers m > d)."""
+    """Decompose K; axes with lambda_l <= precision * lambda_1 do not exist (covers m > d)."""
     values, vectors = np.linalg.eigh(K)
     values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
     rank = int(np.sum(values > precision * values[0])) if values[0] > 0 else 0

@@ -29,7 +29,7 @@ class CountSketch:
     seed: int = 0
 
     def __call__(self, vectors: torch.Tensor) -> torch.Tensor:
-        """(m, buckets) sketches of the rows of (m, d) vectors.
+        """Compute (m, buckets) sketches of the rows of (m, d) vectors.
 
         >>> CountSketch(64)(torch.eye(3)).abs().sum(dim=1)
         tensor([1., 1., 1.])
@@ -44,8 +44,8 @@ class CountSketch:
         A sign changes no digit, so the products are exact and the layout of the columns does not show.
         """
         rows = max(1, ROWS // self.buckets)
-        for some, whose in zip(torch.split(sketch, rows), torch.split(columns, rows), strict=True):
-            self._add(some, whose, start)
+        for part, updates in zip(torch.split(sketch, rows), torch.split(columns, rows), strict=True):
+            self._add(part, updates, start)
 
     def _add(self, sketch: torch.Tensor, columns: torch.Tensor, start: int) -> None:
         k, at, end = self.buckets, 0, columns.shape[1]
@@ -61,7 +61,7 @@ class CountSketch:
 
 @lru_cache(maxsize=16)
 def _turns(k: int, seed: int, part: int, dtype: torch.dtype) -> tuple[list[int], torch.Tensor]:
-    """Shifts and signs of TURNS times k coordinates."""
+    """Draw shifts and signs of TURNS times k coordinates."""
     random = np.random.Philox(key=derive(seed, "sketch", k), counter=[0, part, 0, 0])
     shifts = (random.random_raw(TURNS) % np.uint64(k)).tolist()
     bits = np.unpackbits(random.random_raw(TURNS * k // 64).astype("<u8").view(np.uint8))

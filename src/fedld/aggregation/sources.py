@@ -69,13 +69,13 @@ class Source(Protocol):
         """Where the numbers are."""
 
     def read(self, index: int, start: int, stop: int) -> torch.Tensor:
-        """(m, stop - start) block: that range of tensor `index`, flattened, one row per client."""
+        """Compute (m, stop - start) block: that range of tensor `index`, flattened, one row per client."""
 
     def row(self, client: int, start: int, stop: int) -> torch.Tensor:
-        """(stop - start,) numbers of one client, counted over all tensors in their order."""
+        """Compute (stop - start,) numbers of one client, counted over all tensors in their order."""
 
     def wrap(self, update: torch.Tensor) -> Any:
-        """The flat aggregate (d,) in the form the updates came in."""
+        """Give the flat aggregate (d,) in the form the updates came in."""
 
 
 class MatrixSource:
@@ -87,16 +87,16 @@ class MatrixSource:
         self.offsets = [0, *accumulate(spec.size for spec in self.specs)]
 
     def read(self, index: int, start: int, stop: int) -> torch.Tensor:
-        """A view, never a copy."""
+        """Give a view, never a copy."""
         offset = self.offsets[index]
         return self.matrix[:, offset + start : offset + stop]
 
     def row(self, client: int, start: int, stop: int) -> torch.Tensor:
-        """A view, never a copy."""
+        """Give a view, never a copy."""
         return self.matrix[client, start:stop]
 
     def wrap(self, update: torch.Tensor) -> Any:
-        """A vector of the same library."""
+        """Give a vector of the same library."""
         return update.numpy() if self.numpy else update
 
 
@@ -123,24 +123,24 @@ class StateDictSource:
         return self.states[0][self.specs[0].name].device
 
     def read(self, index: int, start: int, stop: int) -> torch.Tensor:
-        """The clients' ranges stacked."""
+        """Give the clients' ranges stacked."""
         name = self.specs[index].name
         return torch.stack([state[name].reshape(-1)[start:stop] for state in self.states])
 
     def row(self, client: int, start: int, stop: int) -> torch.Tensor:
-        """The ranges of the tensors one after the other."""
+        """Give the ranges of the tensors one after the other."""
         state = self.states[client]
         places = within(self.specs, start, stop)
         return torch.cat([state[self.specs[index].name].reshape(-1)[a:b] for index, a, b in places])
 
     def wrap(self, update: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A state dict with the clients' names and shapes."""
+        """Give a state dict with the clients' names and shapes."""
         parts = torch.split(update, [spec.size for spec in self.specs])
         return {spec.name: part.view(spec.shape) for spec, part in zip(self.specs, parts, strict=True)}
 
 
 def within(specs: Sequence[TensorSpec], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Tensor and range in it, for every tensor that columns start..stop of the flat update touch.
+    """Give tensor and range in it, for every tensor that columns start..stop of the flat update touch.
 
     >>> list(within([TensorSpec("a", (4,)), TensorSpec("b", (2, 3))], 3, 6))
     [(0, 3, 4), (1, 0, 2)]
@@ -152,7 +152,7 @@ def within(specs: Sequence[TensorSpec], start: int, stop: int) -> Iterator[tuple
 
 
 def matrix_source(updates: Any, tensors: Sequence[tuple[str, int]] | None) -> MatrixSource:
-    """Source of an (m, d) tensor or array, checked."""
+    """Give a source of an (m, d) tensor or array, checked."""
     if isinstance(updates, np.ndarray) and updates.dtype not in (np.float16, np.float32, np.float64):
         raise FedLDError(f"updates must be floating point numbers, not {updates.dtype}")
     matrix = _tensor(updates) if isinstance(updates, np.ndarray) else updates.detach()
@@ -174,12 +174,12 @@ def matrix_source(updates: Any, tensors: Sequence[tuple[str, int]] | None) -> Ma
 
 @lru_cache(maxsize=8)
 def column_specs(tensors: tuple[tuple[str, int], ...]) -> tuple[TensorSpec, ...]:
-    """Tensors that make up the columns of a matrix, from their names and lengths."""
+    """Give tensors that make up the columns of a matrix, from their names and lengths."""
     return tuple(TensorSpec(name, (int(size),)) for name, size in tensors)
 
 
 def state_source(states: Sequence[Mapping[str, torch.Tensor]], clients: Sequence[str]) -> StateDictSource:
-    """Source of a list of state dicts, whose names, shapes and types must agree."""
+    """Give a source of a list of state dicts; their names, shapes and types must agree."""
     specs = [TensorSpec(name, tuple(tensor.shape)) for name, tensor in states[0].items()]
     if not specs:
         raise FedLDError("the state dicts are empty")
@@ -192,7 +192,7 @@ def state_source(states: Sequence[Mapping[str, torch.Tensor]], clients: Sequence
 def check_state(
     client: str, state: Mapping[str, Any], specs: Sequence[TensorSpec], dtype: torch.dtype
 ) -> None:
-    """Error unless a client's tensors (anything with shape and dtype) are those of the first client."""
+    """Raise an error unless a client's tensors (with shape and dtype) are those of the first client."""
     for spec in specs:
         if spec.name not in state:
             raise FedLDError(f"client '{client}' lacks tensor '{spec.name}'")
@@ -213,7 +213,10 @@ def check_state(
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    """The array's own memory as a tensor; nothing is written to it, so read-only memory maps are fine."""
+    """Give the array's own memory as a tensor.
+
+    Nothing is written to it, so read-only memory maps are fine.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array if min(array.strides) > 0 else np.ascontiguousarray(array))
@@ -256,11 +259,14 @@ class FileSource:
         return torch.device("cpu")
 
     def read(self, index: int, start: int, stop: int) -> torch.Tensor:
-        """That range of one tensor from every file; files are opened one by one, so any number will do."""
+        """Read that range of one tensor from every file.
+
+        Files are opened one by one, so any number will do.
+        """
         return torch.stack([self._range(client, index, start, stop) for client in range(self.clients)])
 
     def row(self, client: int, start: int, stop: int) -> torch.Tensor:
-        """That part of one file."""
+        """Read that part of one file."""
         return torch.cat([self._range(client, *place) for place in within(self.specs, start, stop)])
 
     def _range(self, client: int, index: int, start: int, stop: int) -> torch.Tensor:
@@ -274,13 +280,13 @@ class FileSource:
         return values
 
     def wrap(self, update: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A state dict with the files' names and shapes (an npy file holds one tensor, 'update')."""
+        """Give a state dict with the files' names and shapes (an npy file holds one tensor, 'update')."""
         parts = torch.split(update, [spec.size for spec in self.specs])
         return {spec.name: part.view(spec.shape) for spec, part in zip(self.specs, parts, strict=True)}
 
 
 def file_source(paths: Sequence[str | Path]) -> FileSource:
-    """Source of one .safetensors or .npy file per client, whose names, shapes and types must agree."""
+    """Give a source of one .safetensors or .npy file per client; their names, shapes and types must agree."""
     files = [Path(path) for path in paths]
     if not files:
         raise FedLDError("there are no updates to aggregate")
@@ -289,13 +295,13 @@ def file_source(paths: Sequence[str | Path]) -> FileSource:
     if not specs:
         raise FedLDError(f"{files[0]} holds no tensors")
     dtype: Any = entries[0][specs[0].name].dtype
-    for path, found in zip(files, entries, strict=True):
-        check_state(str(path), found, specs, dtype)
+    for path, tensors in zip(files, entries, strict=True):
+        check_state(str(path), tensors, specs, dtype)
     return FileSource(files, entries, specs, dtype)
 
 
 def read_entries(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one file, in the order of their bytes; an error names the malformed file."""
+    """Give the tensors of one file, in the order of their bytes; an error names the malformed file."""
     readers = {".safetensors": _safetensors_entries, ".npy": _npy_entries}
     if path.suffix not in readers:
         raise FedLDError(f"{path} is neither a .safetensors nor a .npy file")
@@ -315,7 +321,7 @@ def read_entries(path: Path) -> dict[str, StoredTensor]:
 
 
 def _safetensors_entries(path: Path) -> dict[str, StoredTensor]:
-    """8 bytes of header length, a JSON header, then the tensors' bytes."""
+    """Read 8 bytes of header length, a JSON header, then the tensors' bytes."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > path.stat().st_size:

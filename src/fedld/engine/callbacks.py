@@ -96,7 +96,7 @@ class EarlyStopping(Callback):
             self._see(line)
 
     def after_round(self, line: RoundLine, model: "nn.Module") -> bool | None:
-        """Whether the last `rounds` rounds brought nothing."""
+        """Say whether the last `rounds` rounds brought nothing."""
         self._see(line)
         return line["round"] - self.best >= self.rounds
 
@@ -106,18 +106,18 @@ class EarlyStopping(Callback):
             self.least, self.best = loss, line["round"]
 
 
-def callbacks_of(experiment: Experiment, own: Sequence[Any]) -> list[Callback]:
+def callbacks_of(experiment: Experiment, given: Sequence[Any]) -> list[Callback]:
     """Make the callbacks of a run: the user's own, and those of its settings.
 
     Raises:
         FedLDError: One is no callback, or patience has no validation images to go by.
     """
-    found = [as_callback(one) for one in own]
+    callbacks = [as_callback(callback) for callback in given]
     if experiment.patience is not None:
-        found.append(EarlyStopping(experiment.patience))
-    if experiment.validation is None and any(isinstance(one, EarlyStopping) for one in found):
+        callbacks.append(EarlyStopping(experiment.patience))
+    if experiment.validation is None and any(isinstance(callback, EarlyStopping) for callback in callbacks):
         raise FedLDError("patience goes by the loss on validation images: give --validation SHARE too")
-    return found
+    return callbacks
 
 
 def as_callback(value: Any) -> Callback:

@@ -67,7 +67,7 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Tensors first, then the small file that makes them count."""
+    """Write tensors first, then the small file that makes them count."""
     folder.mkdir(exist_ok=True)
     server = checkpoint.server
     tensors: Tree = {"weights": server.weights, **{f"extra.{k}": v for k, v in server.extra.items()}}
@@ -110,7 +110,7 @@ def drop_checkpoint(folder: Path, round_: int) -> None:
 def load_checkpoint(
     folder: Path, check: Callable[[Checkpoint], None] = lambda checkpoint: None
 ) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and a sentence for each that is not.
+    """Give the newest checkpoint that is whole, and a sentence for each that is not.
 
     `check` raises a ValueError where what the checkpoint refers to (records, states) is not whole.
     """
@@ -135,15 +135,15 @@ def set_newer_aside(folder: Path, round_: int) -> None:
 
 
 def kept_states(folder: Path) -> set[tuple[str, int]]:
-    """(client, round) of every state that a whole checkpoint refers to."""
-    found = set()
+    """Give (client, round) of every state that a whole checkpoint refers to."""
+    referred = set()
     for round_ in _rounds(folder):
         try:
             states = json.loads(read_checksummed(_facts(folder, round_)))["state_rounds"]
         except (OSError, ValueError, KeyError):
-            continue  # damaged: nobody will go on from it
-        found |= {(client, r) for client, r in states.items() if r}
-    return found
+            continue  # damaged: no run will go on from it
+        referred |= {(client, r) for client, r in states.items() if r}
+    return referred
 
 
 def _read(folder: Path, round_: int) -> Checkpoint:
@@ -164,7 +164,7 @@ def _read(folder: Path, round_: int) -> Checkpoint:
 
 
 def _rounds(folder: Path) -> list[int]:
-    """Rounds of which there is a checkpoint; whatever else lies in the folder is not ours."""
+    """Give rounds of which there is a checkpoint; whatever else lies in the folder is not ours."""
     names = [re.fullmatch(r"round_(\d{5,9})\.json", path.name) for path in folder.glob("round_*.json")]
     return sorted(int(name[1]) for name in names if name)
 
@@ -179,7 +179,7 @@ def _facts(folder: Path, round_: int) -> Path:
 
 BEST = "best.safetensors"
 Export = Callable[[dict[str, str]], bytes]
-"""The round's model as a file whose metadata have these facts too."""
+"""Makes a file of the round's model with some facts in its metadata."""
 
 
 class BestModel(Callback):
@@ -210,14 +210,14 @@ class BestModel(Callback):
 
 
 def seal_best(folder: Path, provenance: Mapping[str, str]) -> None:
-    """At the run's end: the best model says where it comes from, as the last one does."""
+    """Seal the best model at the run's end: it says where it comes from, as the last one does."""
     if provenance and (folder / BEST).exists() and not damage(folder / BEST):
         best = read_model(folder / BEST)
         write_atomically(folder / BEST, model_bytes(best.tensors, {**best.metadata, **provenance}))
 
 
 def damage(file: Path) -> str | None:
-    """A sentence if a model file is missing or not as it was written."""
+    """Give a sentence if a model file is missing or not as it was written."""
     if not file.exists():
         return f"'{file}' is missing"
     try:
@@ -228,7 +228,7 @@ def damage(file: Path) -> str | None:
 
 
 def _least(folder: Path) -> float:
-    """The loss to beat: the best model's, or where its file cannot be read, that of the earlier rounds."""
+    """Give the loss to beat: the best model's, or if its file cannot be read, that of the earlier rounds."""
     try:
         return float(read_model(folder / BEST).metadata["validation_loss"])
     except (FedLDError, KeyError, ValueError):
@@ -248,7 +248,7 @@ def finished(out: Path, experiment: Experiment, warn: Warn) -> Summary | None:
     Args:
         out: the run directory.
         experiment: its settings.
-        warn: is told what will be made again.
+        warn: gets a sentence on what will be made again.
 
     Returns:
         The summary. None if the run is unfinished, or if its summary or last model has to be made again from
@@ -287,7 +287,7 @@ def extend(out: Path, experiment: Experiment, rounds: int) -> Experiment:
     if experiment.dp:
         raise FedLDError("dp: the noise is set for the rounds of the run, so it gets no further ones")
     longer = experiment.model_copy(update={"rounds": rounds})
-    directory = RunDirectory(out)  # nobody else may be writing
+    directory = RunDirectory(out)  # refuses if another process is writing
     try:
         (out / "summary.json").unlink(missing_ok=True)
         write_atomically(out / "config.toml", longer.to_toml().encode())
@@ -297,12 +297,12 @@ def extend(out: Path, experiment: Experiment, rounds: int) -> Experiment:
 
 
 def check_data(out: Path, federation: Federation) -> None:
-    """Error if the clients, their images or the test set are not those that the run began with."""
+    """Raise an error if the clients, their images or the test set are not those that the run began with."""
     before, now = read_object(out / "federation.json"), federation.describe()
     if before is None:
         raise FedLDError(
-            f"'{out / 'federation.json'}' is missing or damaged, so nobody can tell whether the data is "
-            "still what the run began with: restore the file, or start a new run with another --out"
+            f"'{out / 'federation.json'}' is missing or damaged, so the data cannot be compared "
+            "with those that the run began with: restore the file, or start a new run with another --out"
         )
     if before.get("fingerprint") != now["fingerprint"]:
         raise FedLDError(
@@ -312,7 +312,10 @@ def check_data(out: Path, federation: Federation) -> None:
 
 
 def last_checkpoint(setup: Setup, directory: RunDirectory, states: bool, warn: Warn) -> Checkpoint | None:
-    """The newest checkpoint from which the run can go on; None if it was stopped before its first one."""
+    """Give the newest checkpoint from which the run can go on.
+
+    None if it was stopped before its first one.
+    """
     folder = directory.path / "checkpoints"
 
     def whole(checkpoint: Checkpoint) -> None:
@@ -338,7 +341,7 @@ def last_checkpoint(setup: Setup, directory: RunDirectory, states: bool, warn: W
 
 
 def _may_start_over(setup: Setup, out: Path, problems: list[str]) -> None:
-    """A run may only be begun anew if it never came to a checkpoint."""
+    """Raise an error unless the run never came to a checkpoint: else it may not be begun anew."""
     rounds = [line["round"] for line in read_records(out, ROUNDS).lines]
     if problems or max(rounds, default=0) >= setup.experiment.checkpoint_every:
         raise FedLDError(
@@ -348,7 +351,7 @@ def _may_start_over(setup: Setup, out: Path, problems: list[str]) -> None:
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """The first thing that differs, in words."""
+    """Give the first thing that differs, in words."""
     for key in ("classes", "image_shape", "test"):
         if before.get(key) != now[key]:
             return f"{key.replace('_', ' ')}: {before.get(key)}, now {now[key]}"

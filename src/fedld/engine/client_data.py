@@ -32,7 +32,7 @@ class Draws:
         self.setup, self.seed = setup, seed
 
     def part(self, client: str, positions: Positions, limit: int, *purpose: str | int) -> Positions:
-        """At most `limit` of some of a client's images, drawn for a purpose."""
+        """Draw at most `limit` of some of a client's images, drawn for a purpose."""
         if limit >= len(positions):
             return positions
         generator = numpy_generator(self.seed, *purpose, client)
@@ -43,7 +43,7 @@ class Draws:
         return self.setup.federation.client(client).train[~self._held_out(client, round_)]
 
     def candidates(self, client: str, round_: int, limit: int) -> Positions:
-        """The images on which a client measures the candidate steps of a round.
+        """Give the images on which a client measures the candidate steps of a round.
 
         Those that it has set aside for good, where a run sets some aside. Else those held out in this round
         and as many that do not; at a client with too few for that, some of its training images.
@@ -59,7 +59,7 @@ class Draws:
         return np.sort(np.concatenate([train[out], seen]))
 
     def _held_out(self, client: str, round_: int) -> Mask:
-        """Mask of a client's training images: every class in proportion, and whole patients."""
+        """Give a mask of a client's training images: every class in proportion, and whole patients."""
         train = self.setup.federation.client(client).train
         none = np.zeros(len(train), bool)
         share = self.setup.method.rule.held_out(max(len(train), 1))
@@ -90,7 +90,7 @@ class StateStore:
         return self.folder / _name(client, round_)
 
     def load(self, client: str, round_: int) -> Tree:
-        """State as saved in a round; before the first, an empty one."""
+        """Give the state as saved in a round; before the first, an empty one."""
         if not round_:
             return {}
         try:
@@ -102,7 +102,7 @@ class StateStore:
             ) from None
 
     def check(self, state_rounds: Mapping[str, int]) -> None:
-        """ValueError unless the state of every client is whole, as of its round (0: none yet)."""
+        """Raise a ValueError unless the state of every client is whole, as of its round (0: none yet)."""
         for client, round_ in state_rounds.items():
             if round_:
                 try:
@@ -130,7 +130,7 @@ def _name(client: str, round_: int) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def _stem(client: str) -> str:
-    """Clients may have any name: unusual characters go, and a digest tells apart what is left."""
+    """Make a file name of a client's: unusual characters go, and a digest tells apart what is left."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", client)[:40]
     return f"{plain}.{sha256(client.encode()).hexdigest()[:12]}"
 

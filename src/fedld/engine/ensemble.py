@@ -36,12 +36,12 @@ class Ensemble:
         return self.models[0].facts
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """Mean of the models' probabilities, (N, classes), of uint8 pictures (N, H, W, C)."""
-        found = np.stack([model.probabilities(images) for model in self.models])
-        return np.asarray(found.mean(axis=0), np.float64)
+        """Compute the mean of the models' probabilities, (N, classes), of uint8 pictures (N, H, W, C)."""
+        by_model = np.stack([model.probabilities(images) for model in self.models])
+        return np.asarray(by_model.mean(axis=0), np.float64)
 
     def columns(self, samples: NDArray[Any]) -> dict[str, list[str]]:
-        """PredictedSamples as columns of a table, of pictures (N, H, W, C) or rows (N, features)."""
+        """Predict for samples as columns of a table, of pictures (N, H, W, C) or rows (N, features)."""
         return self.described(self.outputs(samples))
 
     def outputs(self, samples: NDArray[Any]) -> Tensor:
@@ -57,7 +57,7 @@ class Ensemble:
         return torch.stack([self._outputs(model, samples) for model in self.models]).mean(0)
 
     def described(self, outputs: Tensor) -> dict[str, list[str]]:
-        """Outputs as columns of a table."""
+        """Compute the outputs as columns of a table."""
         return self.models[0].task.predicted(outputs, self.facts.classes)
 
     @property
@@ -66,12 +66,12 @@ class Ensemble:
         return self.models[0].task.dense
 
     def masks(self, outputs: Tensor) -> NDArray[np.int64] | None:
-        """Masks (N, H, W) of class numbers; -1 where there is no finite output. None for other tasks."""
+        """Give masks (N, H, W) of class numbers; -1 where there is no finite output. None for other tasks."""
         task = self.models[0].task
         return task.masks(outputs) if isinstance(task, Segmentation) else None
 
     def _outputs(self, model: SavedModel, samples: NDArray[Any]) -> Tensor:
-        """Outputs of a model in the scale of the first one, where targets were standardised."""
+        """Compute the outputs of a model in the scale of the first one, where targets were standardised."""
         if not isinstance(model.task, Regression):
             return model.outputs(samples)
         (mean, deviation), (own_mean, own_deviation) = self.facts.scale, model.facts.scale
@@ -175,7 +175,7 @@ def load_predictor(path: Path, method: str | None = None) -> Ensemble:
 
 
 def seeds_of(runs: Sequence[Run]) -> Ensemble:
-    """The models of some runs together; runs without a model are noted."""
+    """Give the models of some runs together; runs without a model are noted."""
     have = [run for run in runs if (run.path / "model.safetensors").is_file()]
     if not have:
         raise FedLDError(f"no run of {runs[0].label} has a global model")
@@ -184,14 +184,14 @@ def seeds_of(runs: Sequence[Run]) -> Ensemble:
 
 
 def joined(models: dict[str, SavedModel], notes: tuple[str, ...] = ()) -> Ensemble:
-    """Models by name as one predictor; they must have the same classes and inputs."""
+    """Give models by name as one predictor; they must have the same classes and inputs."""
     first, *others = models
     for name in others:
         for fact in ("classes", "input_shape", "task", "columns"):
             if getattr(models[name].facts, fact) != getattr(models[first].facts, fact):
                 raise FedLDError(f"the models of {first} and {name} have other {fact.replace('_', ' ')}")
-    told = tuple(model.note for model in models.values() if model.note)
-    return Ensemble(tuple(models.values()), (*told, *notes))
+    file_notes = tuple(model.note for model in models.values() if model.note)
+    return Ensemble(tuple(models.values()), (*file_notes, *notes))
 
 
 def _chosen(path: Path, labelled: dict[str, list[Run]], method: str | None) -> list[Run]:

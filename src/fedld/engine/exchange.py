@@ -67,11 +67,11 @@ class Exchange:
         self.directory, self.progress, self.again = directory, progress, again
         self._bytes: Traffic = {"bytes_up": 0, "bytes_down": 0}
         self._common: Tree = {}  # what every client got in the last exchange
-        self._asked: Server | None = None  # whose messages to single clients are known
+        self._asked: Server | None = None  # the state that `_messages` were made of
         self._messages: dict[str, Tree] = {}
 
     def incoming(self, client: str) -> Incoming:
-        """The model that a client holds now; a method is asked once, for training and evaluation."""
+        """Give the model that a client holds now; a method is asked once, for training and evaluation."""
         server = self.state.server
         if self._asked is not server:
             self._asked, self._messages = server, {}
@@ -105,8 +105,8 @@ class Exchange:
         limit, round_ = self.setup.experiment.round_timeout, self.state.round
         deadline = None if limit is None else time.monotonic() + limit
         self._common = self.setup.method.broadcast(self.state.server)
-        found = self.backend.run([*jobs.values()], self._common, self._client_done, deadline)
-        results = dict(zip(jobs, found, strict=True))
+        answers = self.backend.run([*jobs.values()], self._common, self._client_done, deadline)
+        results = dict(zip(jobs, answers, strict=True))
         for key, job in jobs.items():
             result = results[key]
             if isinstance(result, Failure):
@@ -124,9 +124,9 @@ class Exchange:
     def handle_failures(
         self, jobs: Mapping[str, PrepareJob | TrainJob], answers: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Results by client; failed clients are asked once more, left out, or end the run, by policy."""
+        """Give results by client; failed clients are asked once more, left out, or end the run, by policy."""
         results = {client: answers[client] for client in jobs}
-        failed = {client: jobs[client] for client, one in results.items() if isinstance(one, Failure)}
+        failed = {name: jobs[name] for name in jobs if isinstance(results[name], Failure)}
         policy = self.setup.experiment.on_client_failure
         if failed and policy == "retry":
             results |= self.do(failed)
@@ -155,10 +155,10 @@ class Exchange:
         )
 
     def gather(self, asked: Sequence[PrepareJob]) -> tuple[Messages, dict[str, Any]]:
-        """Sound messages of an exchange without training, and the results of the clients that sent none."""
+        """Give sound messages of an exchange without training, and the results of clients that sent none."""
         jobs = {job.incoming.client: job for job in asked}
         results = self.handle_failures(jobs, self.do(jobs))
-        received = {name: one.message for name, one in results.items() if isinstance(one, Prepared)}
+        received = {name: reply.message for name, reply in results.items() if isinstance(reply, Prepared)}
         finite = {name: message for name, message in received.items() if results[name].finite}
         hidden = self.setup.transforms.sums_only is not None
         screened = asked[0].what == "method" and not hidden
@@ -177,7 +177,7 @@ class Exchange:
         return messages, {name: result for name, result in results.items() if name not in sound}
 
     def senders(self, clients: Collection[str]) -> dict[str, Any]:
-        """Who sent some messages, and how much each counts."""
+        """Say who sent some messages, and how much each counts."""
         return {
             "clients": tuple(clients),
             "rows": [self.setup.rows[client] for client in clients],
@@ -217,7 +217,7 @@ class Exchange:
         return account
 
     def what_is_kept(self) -> str:
-        """What is left of a run that ends here, and how to go on."""
+        """Give what is left of a run that ends here, and how to go on."""
         newest = newest_round(self.directory.path / "checkpoints")
         if not newest:
             return "no round was kept"
@@ -230,7 +230,7 @@ def refusals(
     layout: Layout,
     updates: Mapping[str, Tensor],
     messages: Mapping[str, Tree],
-    server: Server | None,
+    server: Server | None = None,
 ) -> dict[str, str]:
     """Find the replies of a round that cannot be used.
 
@@ -265,19 +265,19 @@ def refusals(
 
 
 def long_messages(method: Method, messages: Mapping[str, Tree]) -> dict[str, str]:
-    """Find the clients whose preparation is too long by one of the method's `prepared_lengths`."""
+    """Find the clients with a preparation that is too long by one of the method's `prepared_lengths`."""
     refused: dict[str, str] = {}
     if method.max_update_ratio is None:
         return refused
-    found = {client: method.prepared_lengths(message) for client, message in messages.items()}
-    for key in sorted({key for lengths in found.values() for key in lengths}):
-        lengths = {client: one[key] for client, one in found.items() if key in one}
+    by_client = {client: method.prepared_lengths(message) for client, message in messages.items()}
+    for key in sorted({key for lengths in by_client.values() for key in lengths}):
+        lengths = {client: named[key] for client, named in by_client.items() if key in named}
         refused |= too_long(np.array([*lengths.values()]), [*lengths], method.max_update_ratio, what=key)
     return refused
 
 
 def _problem(layout: Layout, update: Tensor, length: float, message: Tree) -> str | None:
-    """Why a reply cannot be used, whatever the others sent; None if it can."""
+    """Say why a reply cannot be used, whatever the others sent; None if it can."""
     for key, value in message.items():
         if value.is_floating_point() and key != "statistics" and not bool(value.isfinite().all()):
             return f"its message '{key}' is not finite"

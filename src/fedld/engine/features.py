@@ -48,7 +48,9 @@ def cached_features(
     tell: Tell = print,
     quota: float | None = None,
 ) -> Path | None:
-    """The file with the features of every image, computed first where it is absent; None if it cannot be.
+    """Give the file with the features of every image, computed first where it is absent.
+
+    None if it cannot be.
 
     A `quota` bounds the bytes of the whole cache, on a disk that others may ask to fill: old files go.
     """
@@ -72,7 +74,7 @@ def cached_features(
 
 
 def _forget(folder: Path) -> None:
-    """Before new ones: leave the newest few of a dataset. Who asks for ever new ones fills no disk."""
+    """Leave the newest few files of a dataset before a new one, so that they never fill the disk."""
     files = sorted(folder.glob("features-*.npy"), key=lambda file: file.stat().st_mtime)
     for file in files[: max(0, len(files) - KEPT + 1)]:
         file.with_suffix(".json").unlink(missing_ok=True)
@@ -80,7 +82,7 @@ def _forget(folder: Path) -> None:
 
 
 def _whole(file: Path, tell: Tell) -> bool:
-    """Whether the file is there and as it was written."""
+    """Say whether the file is there and as it was written."""
     facts_file = file.with_suffix(".json")
     if not facts_file.exists():
         return False
@@ -130,7 +132,7 @@ class _Extraction:
 
     @torch.inference_mode()
     def rows(self, positions: NDArray[np.int64]) -> Tensor:
-        """Features as they are stored."""
+        """Compute the features as they are stored."""
         f = self.federation
         samples = Samples(
             f.images,
@@ -180,7 +182,7 @@ def _in_processes(job: _Extraction, file: Path, starts: range, workers: int) -> 
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """One process computes, the others wait for it."""
+    """Lock: one process computes, the others wait for it."""
     with file.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield

@@ -37,7 +37,7 @@ from fedld.records.schema import (
     Which,
 )
 from fedld.records.writer import dump, each_line, read_lines, write_atomically
-from fedld.tasks.measure import Measure, Scores, known, last_mean
+from fedld.tasks.measure import Measure, Scores, finite_values, last_mean
 from fedld.tasks.segmentation import Segmentation
 
 
@@ -83,7 +83,7 @@ def finish(exchange: Exchange, provenance: Callable[[], dict[str, str]], seconds
 
 
 def model_file(setup: Setup, weights: Tensor, facts: dict[str, str]) -> bytes:
-    """A global model as a file that says how to use it, and some facts."""
+    """Give a global model as a file that says how to use it, and some facts."""
     return exported(
         setup.experiment, setup.federation, layout=setup.layout, weights=weights, provenance=facts
     )
@@ -93,7 +93,7 @@ AtSites = tuple[dict[str, dict[Which, SiteMeasures]], dict[str, dict[Which, Case
 
 
 def at_sites(exchange: Exchange) -> AtSites:
-    """The final models on every client's own test set, as far as the clients have any and tell.
+    """Give the final models on every client's own test set, as far as the clients have any and tell.
 
     Returns:
         By client and model: shares of right answers; means over cases, where every case has a value.
@@ -101,39 +101,41 @@ def at_sites(exchange: Exchange) -> AtSites:
     if exchange.setup.transforms.sums_only is not None:
         return {}, {}  # what a single client measures does not leave it
     exchange.publish()
-    known = exchange.setup.federation.clients
-    clients = [client.name for client in known if len(client.test) or client.elsewhere]
-    found = exchange.do({client: SiteTestJob(exchange.incoming(client)) for client in clients})
+    participants = exchange.setup.federation.clients
+    clients = [client.name for client in participants if len(client.test) or client.elsewhere]
+    results = exchange.do({client: SiteTestJob(exchange.incoming(client)) for client in clients})
     shares = {
-        client: {which: cast(SiteMeasures, one.to_json()) for which, one in result.models.items()}
-        for client, result in found.items()
+        client: {which: cast(SiteMeasures, measures.to_json()) for which, measures in result.models.items()}
+        for client, result in results.items()
         if result.models
     }
     means = {
-        client: {which: cast(CaseMeasures, one.to_json()) for which, one in result.cases.items()}
-        for client, result in found.items()
+        client: {which: cast(CaseMeasures, measures.to_json()) for which, measures in result.cases.items()}
+        for client, result in results.items()
         if result.cases
     }
     return shares, means
 
 
 def participation(lines: Iterable[ClientLine]) -> dict[str, ParticipationRecord]:
-    """Who was drawn how often, took part how often, and why not; `gone_since` if missing to the end."""
+    """Say who was drawn how often, took part how often, and why not; `gone_since` if missing to the end."""
     out: dict[str, ParticipationRecord] = {}
     for line in lines:
-        own = out.setdefault(line["client"], {"drawn": 0, "took_part": 0, "missing": {}, "gone_since": None})
-        own["drawn"] += 1
+        record = out.setdefault(
+            line["client"], {"drawn": 0, "took_part": 0, "missing": {}, "gone_since": None}
+        )
+        record["drawn"] += 1
         if "reason" in line:
-            own["missing"][line["reason"]] = own["missing"].get(line["reason"], 0) + 1
-            own["gone_since"] = own["gone_since"] or line["round"]
+            record["missing"][line["reason"]] = record["missing"].get(line["reason"], 0) + 1
+            record["gone_since"] = record["gone_since"] or line["round"]
         else:
-            own["took_part"] += 1
-            own["gone_since"] = None
+            record["took_part"] += 1
+            record["gone_since"] = None
     return out
 
 
 def summarise(rounds: Sequence[RoundLine], measures: Mapping[str, Measure]) -> FinalMeasures:
-    """Final, last-five and best scores of the global model, and apart, of the personalised ones."""
+    """Summarise final, last-five and best scores of the global model, and apart, of the personalised ones."""
     out: FinalMeasures = {
         "bytes_up": sum(line["bytes_up"] for line in rounds),
         "bytes_down": sum(line["bytes_down"] for line in rounds),
@@ -152,11 +154,11 @@ def summarise(rounds: Sequence[RoundLine], measures: Mapping[str, Measure]) -> F
 
 
 def over_rounds(lines: Sequence[Scores], measures: Mapping[str, Measure]) -> SeriesScores:
-    """The last scores as they are; the mean of the last five and the best value of every measure."""
+    """Give the last scores as they are; the mean of the last five and the best value of every measure."""
     last5: Scores = {}
     best: Scores = {}
     for name, measure in measures.items():
-        values = known([scores.get(name) for scores in lines])
+        values = finite_values([scores.get(name) for scores in lines])
         if values:
             last5[name] = last_mean(values)
             best[name] = measure.best(values)
@@ -164,7 +166,7 @@ def over_rounds(lines: Sequence[Scores], measures: Mapping[str, Measure]) -> Ser
 
 
 MOST_SITES = 24
-"""Sites whose cases are kept: a page shows no more."""
+"""Most sites with cases in the file: a page has room for no more."""
 FAILED = 255
 """Predicted class of a pixel where the model gave no finite number."""
 
@@ -207,7 +209,7 @@ def chosen_cases(dice: NDArray[np.float64], sites: Sequence[str]) -> list[tuple[
     >>> chosen_cases(np.array([0.1, 0.9, 0.5, 0.7]), ["a", "a", "a", "b"])
     [(1, 'best'), (2, 'median'), (0, 'worst'), (3, 'best')]
     """
-    found = []
+    chosen = []
     for site in sorted(set(sites))[:MOST_SITES]:
         rows = np.flatnonzero(np.array(sites) == site)
         order = rows[np.argsort(-dice[rows], kind="stable")]
@@ -216,5 +218,5 @@ def chosen_cases(dice: NDArray[np.float64], sites: Sequence[str]) -> list[tuple[
             ranks["median"] = len(order) // 2
         if len(order) > 1:
             ranks["worst"] = len(order) - 1
-        found += [(int(order[k]), rank) for rank, k in ranks.items()]
-    return found
+        chosen += [(int(order[k]), rank) for rank, k in ranks.items()]
+    return chosen

@@ -86,7 +86,7 @@ Key = Literal["processor", "instructions", "torch", "blas"]
 
 
 def environment() -> Environment:
-    """The machine and the libraries of this process."""
+    """Give the machine and the libraries of this process."""
     blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     return {
         "python": platform.python_version(),
@@ -102,7 +102,7 @@ def environment() -> Environment:
 
 
 def changed(before: Environment, now: Environment) -> str | None:
-    """A sentence if a run is continued where its bits may come out differently; None if they agree."""
+    """Give a sentence if a run is continued where its bits may come out differently; None if they agree."""
     keys: tuple[Key, ...] = ("processor", "instructions", "torch", "blas")
     parts = [f"{key} {before.get(key)} before, {now[key]} now" for key in keys if before.get(key) != now[key]]
     if not parts:
@@ -111,12 +111,12 @@ def changed(before: Environment, now: Environment) -> str | None:
 
 
 def _processor() -> str:
-    """The processor's name: from the kernel where it tells, else from Python."""
+    """Give the processor's name: from the kernel where it tells, else from Python."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+        match = None
+    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 PROCESS = 350 << 20  # a Python process with torch loaded
@@ -134,7 +134,10 @@ def check_memory(setup: Setup, rows: int, workers: int) -> None:
 
 
 def estimate(setup: Setup, rows: int, workers: int) -> int:
-    """Bytes: one row per sampled client; in each worker the model, its gradient, momentum and activations."""
+    """Estimate the bytes: one row per sampled client.
+
+    In each worker the model, its gradient, momentum and activations.
+    """
     size = 4 * setup.layout.size
     shared = size * (rows + 2) + 4 * len(setup.federation.test) * math.prod(setup.federation.output_shape)
     batch = min(setup.experiment.batch_size, max(setup.sizes.values()))
@@ -143,7 +146,7 @@ def estimate(setup: Setup, rows: int, workers: int) -> int:
 
 
 def estimate_unbuilt(experiment: Experiment, input_shape: tuple[int, ...], classes: int, images: int) -> int:
-    """Bytes that one worker needs to train and evaluate, found without making the network or an image.
+    """Estimate the bytes that one worker needs to train and evaluate, without making network or images.
 
     Args:
         experiment: the settings, with a model of ours.
@@ -164,12 +167,12 @@ def estimate_unbuilt(experiment: Experiment, input_shape: tuple[int, ...], class
             model = VectorModel(math.prod(input_shape), classes, hidden)
     else:
         model = outline(experiment.model, classes, min(height, width), channels, hidden=hidden)
-    own = {p.untyped_storage()._cdata for p in model.parameters()}
+    parameters = {p.untyped_storage()._cdata for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in own:
+        if storage._cdata not in parameters:
             kept[storage._cdata] = storage
         return tensor
 
@@ -183,14 +186,14 @@ def estimate_unbuilt(experiment: Experiment, input_shape: tuple[int, ...], class
 
 
 def activation_bytes(setup: Setup) -> int:
-    """What autograd keeps for the backward pass of one image, counted in a small trial."""
+    """Give what autograd keeps for the backward pass of one image, counted in a small trial."""
     trunk, model = divided(setup.experiment, setup.method, setup.federation)
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
+        if storage.data_ptr() not in parameters:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
@@ -204,13 +207,16 @@ def activation_bytes(setup: Setup) -> int:
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Memory that can be had without swapping, by the kernel and the container's limits; None if unknown."""
-    known = [free for free in (_machine(root), *_control_groups(root)) if free is not None]
-    return min(known, default=None)
+    """Measure the memory that can be had without swapping, by the kernel and the container's limits.
+
+    None if unknown.
+    """
+    limits = [free for free in (_machine(root), *_control_groups(root)) if free is not None]
+    return min(limits, default=None)
 
 
 def peak_memory() -> int:
-    """The most memory that this process held at any time, in bytes."""
+    """Give the most memory that this process held at any time, in bytes."""
     facts = _facts(Path("/proc/self/status"))
     if "VmHWM:" in facts:  # getrusage() would also count what started this program held
         return facts["VmHWM:"] * 1024
@@ -223,7 +229,7 @@ def _machine(root: Path) -> int | None:
 
 
 def _control_groups(root: Path) -> Iterator[int]:
-    """What each control group above this process leaves: its limit less its use, file cache not counted."""
+    """Give what each control group above this process leaves: limit less use, file cache not counted."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -240,7 +246,10 @@ def _control_groups(root: Path) -> Iterator[int]:
 
 
 def _left(group: Path) -> Iterator[int]:
-    """Version 2 calls it memory.max, version 1 memory.limit_in_bytes; no limit, no answer."""
+    """Read what is left: version 2 calls it memory.max, version 1 memory.limit_in_bytes.
+
+    No limit, no answer.
+    """
     for limit, use, cache in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -254,7 +263,7 @@ def _left(group: Path) -> Iterator[int]:
 
 
 def _facts(path: Path) -> dict[str, int]:
-    """Names and numbers of a file of the kernel's."""
+    """Give names and numbers of a file of the kernel's."""
     try:
         words = [line.split() for line in path.read_text().splitlines()]
     except OSError:

@@ -47,7 +47,7 @@ class SharedMemory:
     file: Path | None = None  # where the tensors lie, if not in the machine's shared memory
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Another process maps the same file; torch itself would copy the tensors to shared memory."""
+        """Let another process map the same file; torch itself would copy the tensors to shared memory."""
         if self.file is None:
             return super().__reduce_ex__(protocol)
         parts = (self.weights, self.updates, self.logits, self.basis)
@@ -63,7 +63,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def map_file(file: Path, shapes: Shapes) -> SharedMemory:
-    """Tensors of these shapes, one after the other in a file."""
+    """Give tensors of these shapes, one after the other in a file."""
     sizes = [math.prod(shape) for shape in shapes]
     whole = torch.from_numpy(np.memmap(file, np.float32, "r+", shape=(sum(sizes),)))
     parts = (part.view(shape) for part, shape in zip(torch.split(whole, sizes), shapes, strict=True))
@@ -96,7 +96,7 @@ class Parts:
         )
 
     def training_in(self, round_: int, client: str) -> Training:
-        """How a client trains in a round."""
+        """Say how a client trains in a round."""
         lr = self.client_lr.get(client, self.training.lr)
         return replace(self.training, lr=lr, factor=self.schedule.factor(round_))
 
@@ -177,8 +177,8 @@ class Setup:
         federation = self.federation
         place = np.full(len(federation.labels), -1)  # of every image in the test set
         place[federation.test] = np.arange(len(federation.test))
-        found = {client.name: place[client.test] for client in federation.clients if len(client.test)}
-        return {name: at[at >= 0] for name, at in found.items()}
+        rows = {client.name: place[client.test] for client in federation.clients if len(client.test)}
+        return {name: at[at >= 0] for name, at in rows.items()}
 
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]

@@ -52,7 +52,7 @@ from fedld.records.writer import RunDirectory
 
 
 def _notes(progress: Progress) -> Callable[[str], None]:
-    """Sentences about the run, as events."""
+    """Give sentences about the run, as events."""
     return lambda text: progress({"event": "note", "text": text})
 
 
@@ -171,7 +171,7 @@ class RoundLoop:
         self.stopped = False
 
     def go(self) -> Summary:
-        """Rounds until the last, or until a callback ends the run."""
+        """Run rounds until the last, or until a callback ends the run."""
         path, experiment, state = self.directory.path, self.setup.experiment, self.state
         self.directory.fail(None)
         try:
@@ -237,17 +237,17 @@ class RoundLoop:
         self.seconds += line["seconds"]
         self.directory.append(ROUNDS, line)
         self.progress({"event": "round", "rounds": self.setup.experiment.rounds, **line})
-        model = self._model() if any(one.sees_model for one in self.callbacks) else nn.Identity()
+        model = self._model() if any(added.sees_model for added in self.callbacks) else nn.Identity()
         answers = [callback.after_round(line, model) for callback in self.callbacks]
         self.stopped = True in answers
 
     def _model(self) -> nn.Module:
-        """The global model of the round."""
+        """Give the global model of the round."""
         setup, state = self.setup, self.setup.layout.export(self.state.server.weights)
         return loaded(setup.experiment, setup.method, setup.federation, state)
 
     def _model_file(self, facts: dict[str, str]) -> bytes:
-        """The global model of the round as a file with some facts."""
+        """Give the global model of the round as a file with some facts."""
         return model_file(self.setup, self.state.server.weights, facts)
 
     def _checkpoint(self) -> None:
@@ -279,12 +279,12 @@ class RoundLoop:
 
 
 def standardises(experiment: Experiment) -> bool:
-    """Whether the head's inputs are standardised; the moments of all records would have no epsilon."""
+    """Say whether the head's inputs are standardised; the moments of all records would have no epsilon."""
     return experiment.train == "head" and experiment.standardise and not experiment.dp
 
 
 def standardise(exchange: Exchange) -> None:
-    """Before the first round: the head's inputs get mean 0 and deviation 1 over all clients' images.
+    """Give the head's inputs mean 0 and deviation 1 over all clients' images, before the first round.
 
     Sums over images add up, so the clients' sums give the moments that pooled images would.
     """
@@ -301,26 +301,26 @@ def standardise(exchange: Exchange) -> None:
 
 
 def start_closed(exchange: Exchange) -> None:
-    """Before the first round: the head begins at the ridge solution, scaled by the measured temperature."""
+    """Start the head at the ridge solution, scaled by the measured temperature, before the first round."""
     setup, state = exchange.setup, exchange.state
     exchange.publish()
     incoming = [exchange.incoming(client) for client in setup.sizes]
-    sums, _ = exchange.gather([PrepareJob(0, one, "closed") for one in incoming])
+    sums, _ = exchange.gather([PrepareJob(0, model, "closed") for model in incoming])
     start = ClosedStart(sums.messages)
-    asked = [replace(one, message={**one.message, **start.plan}) for one in incoming]
-    errors, _ = exchange.gather([PrepareJob(0, one, "closed") for one in asked])
+    asked = [replace(model, message={**model.message, **start.plan}) for model in incoming]
+    errors, _ = exchange.gather([PrepareJob(0, model, "closed") for model in asked])
     head, choices = start.solve(errors.messages)
     names = head_names(as_model(divided(setup.experiment, setup.method, setup.federation)[1]))
     weights = set_head(state.server.weights, setup.layout, names, *head)
     # Some methods keep copies of the first weights, so their state is made anew.
     sizes = [client.size for client in setup.federation.clients]
     state.server = setup.method.init(weights, setup.layout, sizes)
-    said = ", ".join(f"{name} {value:.3g}" for name, value in choices.items())
-    exchange.progress({"event": "note", "text": f"the head starts at its closed form: {said}"})
+    values = ", ".join(f"{name} {value:.3g}" for name, value in choices.items())
+    exchange.progress({"event": "note", "text": f"the head starts at its closed form: {values}"})
 
 
 def calibrate(exchange: Exchange, line: RoundLine) -> None:
-    """After the last round: all clients answer, the final model changes, `line` gets the bytes.
+    """Calibrate after the last round: all clients answer, the final model changes, `line` gets the bytes.
 
     The checkpoint of that round is from before it, so a run that is resumed calibrates again.
     """

@@ -31,7 +31,7 @@ from fedld.records.schema import CrossLine, CrossMatrix, Evaluation, Predictions
 from fedld.records.tables import columns_table
 from fedld.tasks import Tally
 from fedld.tasks.base import defined, worst_client
-from fedld.tasks.measure import EMPTY, SampleTally, Scores, known, merged
+from fedld.tasks.measure import EMPTY, SampleTally, Scores, finite_values, merged
 from fedld.tasks.scores import calibration, confusion
 
 TEST_CHUNK = 512
@@ -39,7 +39,9 @@ LOSS_CHUNK = 2048
 
 
 def evaluation_jobs(setup: Setup, round_: int, incoming: Callable[[str], Incoming]) -> list[Job]:
-    """Jobs that evaluate the models after a round, where it is due; `incoming` tells what a client holds.
+    """Make the jobs that evaluate the models after a round, where it is due.
+
+    `incoming` tells what a client holds.
 
     A client that has nothing of its own yet holds the global model, which is measured once for all of them.
     """
@@ -48,10 +50,12 @@ def evaluation_jobs(setup: Setup, round_: int, incoming: Callable[[str], Incomin
     jobs: list[Job] = [TestJob(s, min(s + TEST_CHUNK, tests)) for s in range(0, tests, TEST_CHUNK)]
     if evaluated and setup.experiment.validation is not None:
         jobs += [LossJob(clients=group, validation=True) for group in _groups(list(setup.sizes), setup.sizes)]
-    held = [incoming(client) for client in setup.sizes] if _personal_due(setup, round_) else []
+    models = [incoming(client) for client in setup.sizes] if _personal_due(setup, round_) else []
     away = {client.name for client in setup.federation.clients if client.elsewhere}
-    own = [one for one in held if one.state_round or one.message or one.client in away or not tests]
-    return jobs + [PersonalJob(one) for one in own]
+    personal = [
+        model for model in models if model.state_round or model.message or model.client in away or not tests
+    ]
+    return jobs + [PersonalJob(model) for model in personal]
 
 
 def _due(experiment: Experiment, round_: int, every: int) -> bool:
@@ -68,10 +72,10 @@ def _personal_due(setup: Setup, round_: int) -> bool:
 def evaluation_line(
     setup: Setup, round_: int, pairs: Sequence[tuple[Job, Any]], logits: Tensor
 ) -> Evaluation:
-    """Scores of the models after a round: of the global one, and apart from it, of the personalised ones."""
-    found = {job.incoming.client: result for job, result in pairs if isinstance(job, PersonalJob)}
+    """Compute the scores of the models after a round: the global one, and apart, the personalised ones."""
+    personal = {job.incoming.client: result for job, result in pairs if isinstance(job, PersonalJob)}
     if not any(isinstance(job, TestJob) for job, _ in pairs):
-        return _personal(setup, [*found.values()])
+        return _personal(setup, [*personal.values()])
     task = setup.task
     labels = setup.test_labels
     test = task.sample_tally(logits, labels)
@@ -81,38 +85,38 @@ def evaluation_line(
     if by_client:
         line["client_tests"] = by_client
     if _personal_due(setup, round_):
-        shared = [found.get(name) or Personal(test, parts.get(name)) for name in setup.sizes]
+        shared = [personal.get(name) or Personal(test, parts.get(name)) for name in setup.sizes]
         line |= _personal(setup, shared)
     return line if setup.experiment.validation is None else line | _validation(setup, pairs)
 
 
 def _brief(setup: Setup, tally: SampleTally) -> Scores:
-    """Scores in the measures that sums give, and in those that users added."""
+    """Compute the scores in the measures that sums give, and in those that users added."""
     further = {name: defined(measure, tally) for name, measure in setup.metrics.items()}
     return setup.task.scores(tally.without_samples()) | further
 
 
 def predictions(setup: Setup, logits: Tensor) -> Predictions:
-    """Confusion matrix and calibration of the final global model."""
+    """Compute the confusion matrix and calibration of the final global model."""
     labels = setup.test_labels
-    found = calibration(logits, labels)
+    diagram = calibration(logits, labels)
     return {
         "classes": list(setup.federation.classes),
         "confusion": confusion(logits, labels).tolist(),
         "calibration": {
-            "confidence": found.confidence.tolist(),
-            "accuracy": found.accuracy.tolist(),
-            "count": found.count.tolist(),
-            "ece": found.ece,
+            "confidence": diagram.confidence.tolist(),
+            "accuracy": diagram.accuracy.tolist(),
+            "count": diagram.count.tolist(),
+            "ece": diagram.ece,
         },
     }
 
 
 def picture_predictions(setup: Setup, logits: Tensor) -> str:
-    """predictions.csv: of every test picture what is known, and the final global model's probabilities.
+    """Make predictions.csv: a row for every test picture, with the final global model's probabilities.
 
-    `name` is the file where the data have files, else the picture's place in the data; `site` is whose test
-    picture it is, where that is known, and `patient` stands there where patients are known.
+    `name` is the file where the data have files, else the picture's place in the data. `site` is the one that
+    has the picture, and `patient` its patient, where the data name them.
     """
     f = setup.federation
     patients = read_column(f.folder, "patient")
@@ -144,11 +148,13 @@ def output_names(federation: Federation) -> tuple[str, ...]:
 
 
 def _validation(setup: Setup, pairs: Sequence[tuple[Job, Any]]) -> Evaluation:
-    """The global model on all images that the clients set aside: their tallies are merged.
+    """Give the global model on all images that the clients set aside: their tallies are merged.
 
     A site with few images, or one that is away, has an empty tally.
     """
-    parts = [one for job, found in pairs if isinstance(job, LossJob) and job.validation for one in found]
+    parts = [
+        tally for job, tallies in pairs if isinstance(job, LossJob) and job.validation for tally in tallies
+    ]
     whole = merged(parts)
     if not whole.count:
         return {"validation": {"count": 0}} if parts else {}
@@ -156,53 +162,59 @@ def _validation(setup: Setup, pairs: Sequence[tuple[Job, Any]]) -> Evaluation:
 
 
 def _personal(setup: Setup, results: list[Personal]) -> Evaluation:
-    """Mean over clients of the personalised models' scores, on the global test set and on their own.
+    """Average the personalised models' scores over clients, on the global test set and on their own.
 
     A site far away measures its model on its own test set only: the global one is the server's.
     """
     line: Evaluation = {}
     task = setup.task
-    if tests := [task.scores(one.test.without_samples()) for one in results if one.test is not None]:
+    if tests := [task.scores(result.test.without_samples()) for result in results if result.test is not None]:
         line |= {"personal": _mean(tests), "personal_worst": _worst(setup, tests)}
-    if own := [task.scores(one.own.without_samples()) for one in results if one.own is not None]:
-        line["personal_own"] = _mean(own)
+    if local := [task.scores(result.own.without_samples()) for result in results if result.own is not None]:
+        line["personal_own"] = _mean(local)
     return line
 
 
 def _mean(clients: list[Scores]) -> Scores:
-    """Mean over clients of every measure; None where a client has no value. `count` is of clients."""
-    found: Scores = {"count": len(clients)}
+    """Compute the mean over clients of every measure; None where a client has no value.
+
+    `count` is of clients.
+    """
+    means: Scores = {"count": len(clients)}
     for name in clients[0]:
-        values = known([scores[name] for scores in clients])
+        values = finite_values([scores[name] for scores in clients])
         if name != "count":
-            found[name] = float(np.mean(values)) if len(values) == len(clients) else None
-    return found
+            means[name] = float(np.mean(values)) if len(values) == len(clients) else None
+    return means
 
 
 def _worst(setup: Setup, clients: list[Scores]) -> Scores:
-    """The worst client's value of every measure; None where a client has no value. `count` is of clients."""
-    found: Scores = {"count": len(clients)}
+    """Give the worst client's value of every measure; None where a client has no value.
+
+    `count` is of clients.
+    """
+    worst: Scores = {"count": len(clients)}
     for name in clients[0]:
-        values = known([scores[name] for scores in clients])
+        values = finite_values([scores[name] for scores in clients])
         if name != "count":
             complete = len(values) == len(clients)
-            found[name] = setup.task.measure(name).worst_of(values) if complete else None
-    return found
+            worst[name] = setup.task.measure(name).worst_of(values) if complete else None
+    return worst
 
 
 def decomposition_due(experiment: Experiment, round_: int) -> bool:
-    """Whether a round is decomposed: every N-th, and the first and last."""
+    """Say whether a round is decomposed: every N-th, and the first and last."""
     n = experiment.decompose
     return n > 0 and (round_ in (1, experiment.rounds) or round_ % n == 0)
 
 
 def cross_jobs(setup: Setup, training: Sequence[TrainJob], trained: Mapping[str, Trained]) -> list[LossJob]:
-    """The model of every client that trained, as it was before aggregation, on every client's samples."""
+    """Measure the model of every client that trained, before aggregation, on every client's samples."""
     jobs = []
-    known = _exact_with_training(setup.experiment)
+    skipped = _exact_with_training(setup.experiment)
     for job in training:
         client = job.incoming.client
-        others = [name for name in setup.sizes if not (known and name == client)]
+        others = [name for name in setup.sizes if not (skipped and name == client)]
         model = after_training(job, trained[client])
         jobs += [
             LossJob(clients=group, slot=job.slot, incoming=model) for group in _groups(others, setup.sizes)
@@ -211,7 +223,7 @@ def cross_jobs(setup: Setup, training: Sequence[TrainJob], trained: Mapping[str,
 
 
 def after_training(job: TrainJob, trained: Trained) -> Incoming:
-    """What a client holds after its training: its new state has the private parameters it trained."""
+    """Give what a client holds after its training: its new state has the private parameters it trained."""
     if not trained.has_state:
         return job.incoming
     sent = {key: value for key, value in job.incoming.message.items() if key != "private"}
@@ -221,7 +233,10 @@ def after_training(job: TrainJob, trained: Trained) -> Incoming:
 def cross_matrix(
     setup: Setup, trained: Mapping[str, Trained], pairs: Sequence[tuple[LossJob, Any]]
 ) -> CrossMatrix:
-    """M and, for an estimate, the standard errors of its entries; a column for every client that trained."""
+    """Compute M and, for an estimate, the standard errors of its entries.
+
+    a column for every client that trained.
+    """
     rows, columns = setup.rows, {client: k for k, client in enumerate(trained)}
     cross = np.full((len(rows), len(columns)), np.nan)
     errors = np.full_like(cross, np.nan)
@@ -246,39 +261,39 @@ def cross_matrix(
 
 
 def global_jobs(setup: Setup, training: set[str]) -> list[LossJob]:
-    """The global model on the clients whose loss will not come with their training of the next round.
+    """Give the global model on the clients that will not measure it in their training of the next round.
 
     A client that starts from a model of its own measures that one, not the global model. A method without a
     global model has no L(w): its decomposition has the local and the shift term only.
     """
     if not setup.method.has_global:
         return []
-    told = _exact_with_training(setup.experiment) and setup.method.starts_from_global
-    known = training if told and not setup.layout.private_size else set()
-    return [LossJob(clients=(client,)) for client in setup.sizes if client not in known]
+    with_training = _exact_with_training(setup.experiment) and setup.method.starts_from_global
+    measured = training if with_training and not setup.layout.private_size else set()
+    return [LossJob(clients=(client,)) for client in setup.sizes if client not in measured]
 
 
 def decomposition(
     setup: Setup, round_: int, matrix: CrossMatrix, losses: Mapping[str, Tally]
 ) -> tuple[Terms, CrossLine]:
-    """The terms of Eq. 2 for the round's line, and the whole matrix for its own file.
+    """Give the terms of Eq. 2 for the round's line, and the whole matrix for its own file.
 
     Clients that were away, or failed, before all their losses were measured are named in both. The terms are
     over the other clients; there are none if no client that trained was measured.
     """
-    known = [losses.get(client, EMPTY) for client in setup.sizes]
+    tallies = [losses.get(client, EMPTY) for client in setup.sizes]
     has_global, estimated = setup.method.has_global, matrix["standard_errors"] is not None
     missing = set(matrix.get("not_measured", ()))
     if has_global:
-        pairs = zip(setup.sizes.items(), known, strict=True)
+        pairs = zip(setup.sizes.items(), tallies, strict=True)
         missing |= {client for (client, size), sums in pairs if size and not sums.count}
     line: CrossLine = {
         "round": round_,
         **matrix,
         "clients": list(setup.sizes),
         "sizes": list(setup.sizes.values()),
-        "global_losses": [sums.mean for sums in known] if has_global else None,
-        "global_errors": [sums.standard_error for sums in known] if has_global and estimated else None,
+        "global_losses": [sums.mean for sums in tallies] if has_global else None,
+        "global_errors": [sums.standard_error for sums in tallies] if has_global and estimated else None,
     }
     if missing:
         line["not_measured"] = [client for client in setup.sizes if client in missing]
@@ -286,12 +301,12 @@ def decomposition(
 
 
 def _terms(line: CrossLine) -> Terms:
-    """The terms of a line of cross_loss.jsonl, and who is not in them."""
-    found: Terms = {"not_measured": line["not_measured"]} if "not_measured" in line else {}
+    """Give the terms of a line of cross_loss.jsonl, and who is not in them."""
+    fields: Terms = {"not_measured": line["not_measured"]} if "not_measured" in line else {}
     terms = decompose_line(line)
     if terms is None:
-        return found
-    found |= {
+        return fields
+    fields |= {
         "local_loss": terms.local,
         "shift_loss": terms.shift,
         "aggregation_loss": terms.aggregation,
@@ -299,13 +314,13 @@ def _terms(line: CrossLine) -> Terms:
         "identity_error": terms.identity_error,
     }
     if (error := terms.standard_error) is not None:
-        found |= {
+        fields |= {
             "local_loss_error": error["local"],
             "shift_loss_error": error["shift"],
             "aggregation_loss_error": error["aggregation"],
             "total_loss_error": error["total"],
         }
-    return found
+    return fields
 
 
 def _exact_with_training(experiment: Experiment) -> bool:
@@ -314,7 +329,7 @@ def _exact_with_training(experiment: Experiment) -> bool:
 
 
 def _groups(clients: list[str], sizes: Mapping[str, int]) -> list[tuple[str, ...]]:
-    """Clients in groups of about equal work, so that a few models still keep all workers busy."""
+    """Give clients in groups of about equal work, so that a few models still keep all workers busy."""
     groups: list[tuple[str, ...]] = []
     group: list[str] = []
     for client in clients:

@@ -39,13 +39,13 @@ IMAGENET: tuple[tuple[float, ...], ...] = ((0.485, 0.456, 0.406), (0.229, 0.224,
 
 
 def whole_network(experiment: Experiment, federation: Federation) -> nn.Module:
-    """The network at round 0, the same for every method of a seed: built, the user's own, or from a file."""
+    """Make the network at round 0, the same for every method of a seed: built, the user's, or from a file."""
     classes, shape, seed = federation.outputs, federation.input_shape, experiment.seed
-    own = experiment.own.get("model") or MODELS.get(experiment.model)
+    given = experiment.own.get("model") or MODELS.get(experiment.model)
     dense = len(federation.output_shape) == 3
     model: nn.Module
-    if own is not None:
-        model = own_network(own, classes=classes, input_shape=shape, seed=seed, dense=dense)
+    if given is not None:
+        model = own_network(given, classes=classes, input_shape=shape, seed=seed, dense=dense)
         if experiment.weights is not None:
             load_weights(model, experiment.weights)
     elif experiment.model == VECTOR:
@@ -90,7 +90,7 @@ def _check_outputs(name: str, model: nn.Module, *, dense: bool) -> None:
 def _built(
     name: str, classes: int, shape: tuple[int, ...], seed: int, head: str, file: tuple[Path, int] | None
 ) -> Model:
-    """A network of ours as every part of a run starts from it; a file of weights goes with its time."""
+    """Give a network of ours as every part of a run starts from it; a file of weights goes with its time."""
     model = build(name, classes=classes, channels=shape[0], image_size=min(shape[1:]), seed=seed, head=head)
     if file is not None:
         load_weights(model, file[0])
@@ -103,14 +103,14 @@ def _file(experiment: Experiment) -> tuple[Path, int] | None:
 
 
 def divided(experiment: Experiment, method: Method, federation: Federation) -> tuple[Trunk | None, nn.Module]:
-    """The frozen trunk, if there is one, and the trained part with what the method adds to it."""
+    """Give the frozen trunk, if there is one, and the trained part with what the method adds to it."""
     trunk, model = cut(whole_network(experiment, federation), experiment.train)
     method.check(model)
     return trunk, method.adapt(model)
 
 
 def make_layout(experiment: Experiment, method: Method, model: nn.Module) -> Layout:
-    """What is shared and what stays with a client."""
+    """Give what is shared and what stays with a client."""
     private = set(method.private(model))
     if experiment.buffers == "local":
         private |= batchnorm_names(model) - {name for name, _ in model.named_parameters()}
@@ -124,7 +124,7 @@ def exported(
     weights: Tensor,
     provenance: dict[str, str],
 ) -> bytes:
-    """The whole network as a safetensors file: the trunk as it came, the rest as it was trained.
+    """Give the whole network as a safetensors file: the trunk as it came, the rest as it was trained.
 
     Its metadata say how to use it (`fedld.engine.network`) and where it comes from.
     """
@@ -133,7 +133,7 @@ def exported(
 
 
 def loaded(experiment: Experiment, method: Method, federation: Federation, state: Tree) -> nn.Module:
-    """The network with the weights of a state dict, whole: a frozen trunk sees the images first."""
+    """Give the network with the weights of a state dict, whole: a frozen trunk sees the images first."""
     trunk, model = divided(experiment, method, federation)
     model.load_state_dict({name: state[name] for name in model.state_dict()})
     if trunk is not None and isinstance(model, Model):
@@ -142,14 +142,14 @@ def loaded(experiment: Experiment, method: Method, federation: Federation, state
 
 
 def parameters(experiment: Experiment, federation: Federation, layout: Layout) -> int:
-    """Trainable numbers of the whole network, the frozen ones included."""
+    """Count the trainable numbers of the whole network, the frozen ones included."""
     trained = {entry.name for entry in layout.entries}
-    own = whole_network(experiment, federation).named_parameters()
-    return layout.trainable + sum(p.numel() for name, p in own if name not in trained)
+    named = whole_network(experiment, federation).named_parameters()
+    return layout.trainable + sum(p.numel() for name, p in named if name not in trained)
 
 
 def normalised(experiment: Experiment, federation: Federation) -> Federation:
-    """The federation with the mean and deviation of pixels that the network expects."""
+    """Give the federation with the mean and deviation of pixels that the network expects."""
     wanted = experiment.normalisation
     if wanted == "data" or (wanted == "auto" and experiment.weights is None):
         return federation
@@ -184,14 +184,14 @@ class Facts:
 
 
 def facts_of(experiment: Experiment, federation: Federation) -> Facts:
-    """What is to be saved with the model of an experiment."""
-    own, method = experiment.own, str(experiment.method["name"])
+    """Give what is to be saved with the model of an experiment."""
+    values, method = experiment.own, str(experiment.method["name"])
     return Facts(
         version=__version__,
-        model=None if "model" in own else experiment.model,
+        model=None if "model" in values else experiment.model,
         head=experiment.head,
         train=experiment.train,
-        method=None if "method" in own else method,
+        method=None if "method" in values else method,
         classes=federation.classes,
         input_shape=federation.input_shape,
         pictures=federation.images.dtype == np.uint8,
@@ -205,7 +205,7 @@ def facts_of(experiment: Experiment, federation: Federation) -> Facts:
 
 
 def to_metadata(facts: Facts) -> dict[str, str]:
-    """The facts as safetensors keeps them."""
+    """Give the facts as safetensors keeps them."""
     return {KEY: json.dumps(asdict(facts))}
 
 
@@ -227,7 +227,7 @@ class SavedModel:
 
     @torch.no_grad()
     def outputs(self, samples: NDArray[Any]) -> Tensor:
-        """Outputs (N, outputs), in float64, of pictures (N, H, W, C) or of rows (N, features)."""
+        """Compute the outputs (N, outputs), in float64, of pictures (N, H, W, C) or of rows (N, features)."""
         rows, facts = np.arange(len(samples)), self.facts
         kind = Samples if facts.pictures else RowSamples
         labels = np.zeros(len(samples), np.int64)
@@ -236,12 +236,12 @@ class SavedModel:
 
     @torch.no_grad()
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """Softmax of the logits, (N, classes), of uint8 pictures (N, H, W, C) of the model's own shape."""
+        """Compute probabilities (N, classes) of uint8 pictures (N, H, W, C) of the model's own shape."""
         return torch.softmax(self.outputs(images), 1).numpy()
 
 
 def load_model(path: Path) -> SavedModel:
-    """The model of a run directory or of a model.safetensors file."""
+    """Give the model of a run directory or of a model.safetensors file."""
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.is_file():
         if path.is_dir() and (path / "config.toml").exists():
@@ -260,7 +260,7 @@ def load_model(path: Path) -> SavedModel:
 
 
 def _facts(text: str | None, file: Path) -> Facts:
-    """The facts, every one of the kind that it must be."""
+    """Give the facts, every one of the kind that it must be."""
     if text is None:
         raise FedLDError(f"'{file}' does not say which network and classes it has: it is of no fedld run")
     try:

@@ -43,7 +43,7 @@ class Portable(nn.Module):
         self.network = saved.network
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Probabilities of every class."""
+        """Compute the probabilities of every class."""
         logits: Tensor = self.network((pixels - self.mean) * self.scale)
         return torch.softmax(logits, 1)
 
@@ -75,8 +75,8 @@ def export_model(saved: SavedModel, file: Path, format: str) -> float:
     make = _onnx if format == "onnx" else _torchscript
     facts = json.dumps(asdict(saved.facts))
     content, predict = make(Portable(saved).eval(), torch.from_numpy(pixels[:2]), facts)
-    told = np.concatenate([predict(pixels[:1]), predict(pixels[1:])])  # any number of pictures
-    difference = float(np.abs(told - saved.probabilities(pictures)).max())
+    predicted = np.concatenate([predict(pixels[:1]), predict(pixels[1:])])  # any number of pictures
+    difference = float(np.abs(predicted - saved.probabilities(pictures)).max())
     if not difference <= TOLERANCE:
         raise FedLDError(f"the exported model's probabilities differ by {difference:.2g}: nothing is written")
     write_atomically(file, content)

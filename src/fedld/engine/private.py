@@ -35,7 +35,7 @@ PER_SAMPLE = (Objective, MarginLog, SpectralDecoupling, Threshold)
 def private_steps(
     experiment: Experiment, method: Method, model: nn.Module, federation: Federation
 ) -> dict[str, PrivateSteps]:
-    """Every client's noisy steps, none where `dp` is not set.
+    """Give every client's noisy steps, none where `dp` is not set.
 
     Raises:
         FedLDError: the run would tell more of single records than its epsilon says.
@@ -62,12 +62,12 @@ def private_steps(
 def _problems(
     experiment: Experiment, method: Method, model: nn.Module, federation: Federation
 ) -> Iterator[str]:
-    """Why the epsilon of a run would not be true."""
+    """Say why the epsilon of a run would not be true."""
     name = experiment.method["name"]
     if experiment.dp_budget is not None and any(client.elsewhere for client in federation.clients):
         yield "sites keep their own budgets (epsilon in their policy.toml): no dp_budget across sites"
     plain = type(method)
-    sends_more = plain.client_update not in [one.client_update for one in TRAINING_ALONE]
+    sends_more = plain.client_update not in [listed.client_update for listed in TRAINING_ALONE]
     if sends_more or plain.loss is not Method.loss or method.prepares or method.calibrates:
         yield f"method '{name}' uses clients' samples beside its training, which has no epsilon"
     if plain.federation is not Method.federation or not method.has_global:
@@ -118,14 +118,17 @@ def spend_budgets(
 
 
 def privacy_note(experiment: Experiment, steps: dict[str, PrivateSteps]) -> str:
-    """What is proved of a run, and what is not covered."""
+    """Give what is proved of a run, and what is not covered."""
     target = make_privacy(experiment)
     assert target is not None
     spent = [
-        epsilon_of([NoisySteps(one.noise, one.rate, one.steps * experiment.rounds)], target.delta)
-        for one in steps.values()
+        epsilon_of(
+            [NoisySteps(client_steps.noise, client_steps.rate, client_steps.steps * experiment.rounds)],
+            target.delta,
+        )
+        for client_steps in steps.values()
     ]
-    noises = [one.noise for one in steps.values()]
+    noises = [client_steps.noise for client_steps in steps.values()]
     return (
         f"clients' updates over all {experiment.rounds} rounds have epsilon at most {max(spent):.3g} at "
         f"delta {target.delta:g} for one record more or less, with noise {min(noises):.3g} to "

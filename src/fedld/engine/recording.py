@@ -28,7 +28,7 @@ def round_line(
     sent: Traffic,
     lines: list[ClientLine],
 ) -> RoundLine:
-    """What the round did to the model, and whose data it lacks: those that `lines` say were excluded."""
+    """Give what the round did to the model, and the clients that it lacks: those that `lines` exclude."""
     line: RoundLine = {
         "round": round_,
         "clients": len(replies.rows),
@@ -46,7 +46,7 @@ def round_line(
         line["client_loss_after"] = losses.after
     if "measuring_seconds" in sent:
         line["measuring_seconds"] = sent["measuring_seconds"]
-    if missing := {one["client"]: one["reason"] for one in lines if "reason" in one}:
+    if missing := {entry["client"]: entry["reason"] for entry in lines if "reason" in entry}:
         line["missing"] = missing
     return line
 
@@ -75,7 +75,7 @@ def client_lines(
     combined: Aggregate,
     summed: Collection[str] = (),
 ) -> list[ClientLine]:
-    """One line per sampled client: also for those that were left out, with the reason.
+    """Give one line per sampled client: also for those that were left out, with the reason.
 
     Of clients that are `summed` the server saw no single update: their lengths and angles are not known.
     """
@@ -100,22 +100,24 @@ def client_lines(
 
 
 def conflict_line(round_: int, replies: Replies, combined: Aggregate) -> ConflictLine:
-    """The aggregation's report with its round and clients; the Gram matrix of at most `GRAM_CLIENTS` of them.
+    """Give the aggregation's report with its round and clients.
+
+    The Gram matrix of at most `GRAM_CLIENTS` of them.
 
     Who is left out of the matrix is spread evenly, so that where all clients take part in every round, every
     round tells of the same ones.
     """
     report = combined.report
     count = len(report.clients)
-    shown = np.linspace(0, count - 1, min(count, GRAM_CLIENTS)).round().astype(int).tolist()
-    part = replace(report, gram=[[report.gram[i][j] for j in shown] for i in shown])
+    rows = np.linspace(0, count - 1, min(count, GRAM_CLIENTS)).round().astype(int).tolist()
+    part = replace(report, gram=[[report.gram[i][j] for j in rows] for i in rows])
     line = cast(ConflictLine, part.to_json())  # a test holds the fields of both together
-    names = [report.clients[i] for i in shown]
+    names = [report.clients[i] for i in rows]
     return {**line, "round": round_, "sampled": replies.rows, "gram_clients": names}
 
 
 def _training(setup: Setup, result: Trained) -> TrainingRecord:
-    """What a client measured of its own training; its time alone where the server sees sums."""
+    """Give what a client measured of its own training; its time alone where the server sees sums."""
     if not result.metrics:
         return {"seconds": result.seconds}
     line: TrainingRecord = {
@@ -128,27 +130,27 @@ def _training(setup: Setup, result: Trained) -> TrainingRecord:
         line["before"] = setup.task.scores(result.before)
     if result.after is not None:
         line["after"] = setup.task.scores(result.after)
-    if own := {key: value for key, value in result.metrics.items() if key not in MEASURED}:
-        line["metrics"] = own
+    if further := {key: value for key, value in result.metrics.items() if key not in MEASURED}:
+        line["metrics"] = further
     return line
 
 
 def exclusion(result: Any) -> str:
-    """Why a client's reply is not used."""
+    """Say why a client's reply is not used."""
     if isinstance(result, Failure):
         return result.error
     return "the update is not finite" if isinstance(result, Trained) else "what it sent is not finite"
 
 
 def reason(result: Any) -> Reason:
-    """Why a client's reply is not used, in one word."""
+    """Say why a client's reply is not used, in one word."""
     if isinstance(result, Failure):
         return result.reason
     return "rejected" if result.finite else "not finite"
 
 
 def buffer_disagreement(replies: Replies) -> float | None:
-    """How far clients' BatchNorm means lie apart, in units of the running standard deviation."""
+    """Say how far clients' BatchNorm means lie apart, in units of the running standard deviation."""
     places = {e.name: slice(e.start, e.start + e.size) for e in replies.layout.entries if not e.private}
     means = [name for name in places if name.endswith("running_mean")]
     if not means or len(replies.clients) < 2:

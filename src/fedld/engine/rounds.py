@@ -124,9 +124,9 @@ def train(
     evaluation = _evaluation(exchange, pending, set(present))
     together: dict[tuple[str, str | int], Job] = {("train", name): job for name, job in present.items()}
     together |= {("evaluate", number): job for number, job in evaluation.items()}
-    found = exchange.do(together)
-    evaluated = [(job, found["evaluate", number]) for number, job in evaluation.items()]
-    answers = {name: found["train", name] for name in present}
+    results_by_key = exchange.do(together)
+    evaluated = [(job, results_by_key["evaluate", number]) for number, job in evaluation.items()]
+    answers = {name: results_by_key["train", name] for name in present}
     measures = evaluation_line(exchange.setup, exchange.state.round, evaluated, exchange.memory.logits)
     _note_measured(exchange, measures)
     results = dict(missing) | exchange.handle_failures(present, answers)
@@ -139,7 +139,7 @@ def train(
 
 
 def _evaluation(exchange: Exchange, pending: Pending | None, training: set[str]) -> dict[int, Job]:
-    """Jobs, by number, that complete the pending record."""
+    """Make the jobs, by number, that complete the pending record."""
     if pending is None:
         return {}
     jobs = evaluation_jobs(exchange.setup, exchange.state.round, exchange.incoming)
@@ -160,7 +160,7 @@ def _note_measured(exchange: Exchange, measures: Evaluation) -> None:
 
 
 def _global_losses(trained: Mapping[str, Any], evaluated: list[tuple[Job, Any]]) -> dict[str, Tally]:
-    """Losses of the global model by client: measured for themselves, or before the client's training."""
+    """Give losses of the global model by client: measured for themselves, or before its training."""
     losses = {name: r.before for name, r in trained.items() if isinstance(r, Trained) and r.before}
     for job, result in evaluated:
         if isinstance(job, LossJob) and not job.validation:
@@ -174,17 +174,17 @@ def _global_losses(trained: Mapping[str, Any], evaluated: list[tuple[Job, Any]])
 def accept(exchange: Exchange, trainings: Trainings) -> Accepted:
     """Screen the replies of a round, count their bytes and check that enough of them are left."""
     setup, memory = exchange.setup, exchange.memory
-    received = {name: one for name, one in trainings.results.items() if isinstance(one, Trained)}
+    received = {name: result for name, result in trainings.results.items() if isinstance(result, Trained)}
     sent = [job.incoming.message for job in trainings.jobs.values()]
-    exchange.count([one.message for one in received.values()], sent, updates=True)
-    finite = {name: one for name, one in received.items() if one.finite}
+    exchange.count([result.message for result in received.values()], sent, updates=True)
+    finite = {name: result for name, result in received.items() if result.finite}
     rows = {name: memory.updates[trainings.jobs[name].slot] for name in finite}
     if setup.transforms.sums_only is not None:
         return _accept_sum(exchange, trainings, finite, rows)
-    messages = {name: one.message for name, one in finite.items()}
+    messages = {name: result.message for name, result in finite.items()}
     before = None if setup.transforms else exchange.state.server
     refused = refusals(setup.method, setup.layout, updates=rows, messages=messages, server=before)
-    trained = {name: one for name, one in finite.items() if name not in refused}
+    trained = {name: result for name, result in finite.items() if name not in refused}
     exchange.check_quorum(trainings.results, trained, refused)
     jobs = {name: trainings.jobs[name] for name in trained}
     return Accepted(
@@ -201,9 +201,9 @@ def _accept_sum(
 ) -> Accepted:
     """Let the method see mean update and summed messages alone; what single clients sent stays hidden."""
     exchange.check_quorum(trainings.results, finite)
-    messages = {name: one.message for name, one in finite.items()}
+    messages = {name: result.message for name, result in finite.items()}
     replies, total = _hidden_replies(exchange, rows, messages)
-    trained = {name: one for name, one in finite.items() if name in total.clients}
+    trained = {name: result for name, result in finite.items() if name in total.clients}
     refused = {name: "its update is not in the sum" for name in finite if name not in trained}
     exchange.check_quorum(trainings.results, trained, refused)
     jobs = {name: trainings.jobs[name] for name in trained}
@@ -215,7 +215,7 @@ def _accept_sum(
 def _hidden_replies(
     exchange: Exchange, rows: dict[str, Tensor], messages: dict[str, Tree]
 ) -> tuple[Replies, Total]:
-    """What the method sees where nobody sees a single update: a sum, or the rule's combination."""
+    """Give what the method sees where single updates are hidden: a sum, or the rule's combination."""
     setup = exchange.setup
     if not _opens_gram(setup):
         return sum_of_updates(setup, exchange.adder, rows, messages)
@@ -225,22 +225,22 @@ def _hidden_replies(
 
 
 def _opens_gram(setup: Setup) -> bool:
-    """Whether lengths and angles of updates are known, though no single update is."""
+    """Say whether lengths and angles of updates are known, though no single update is."""
     transform = setup.transforms.sums_only
     return transform is not None and transform.opens_gram
 
 
 def _replies(exchange: Exchange, jobs: Mapping[str, TrainJob], trained: Mapping[str, Trained]) -> Replies:
-    """What the method's server gets to see of a round."""
+    """Give what the method's server gets to see of a round."""
     updates = exchange.memory.updates
     if len(jobs) < len(updates):
         updates = updates[[job.slot for job in jobs.values()]]
     return Replies(
         **exchange.senders(trained),
-        messages=[one.message for one in trained.values()],
+        messages=[result.message for result in trained.values()],
         layout=exchange.setup.layout,
         updates=updates,
-        steps=tuple(one.metrics["steps"] for one in trained.values()),
+        steps=tuple(result.metrics["steps"] for result in trained.values()),
     )
 
 
@@ -277,7 +277,7 @@ def aggregate(exchange: Exchange, accepted: Accepted) -> ServerStep:
 
 
 def _server_update(method: Method, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
-    """The method's next state; what its server side fails of is one sentence."""
+    """Give the method's next state; what its server side fails of is one sentence."""
     try:
         return method.server_update(server, replies)
     except RuntimeError as error:  # torch's word for tensors that do not fit
@@ -308,8 +308,8 @@ def measure(
         for name, job in accepted.jobs.items()
     }
     votes = {
-        name: f"it could not measure: {found.error}" if isinstance(found, Failure) else found
-        for name, found in exchange.do(jobs).items()
+        name: f"it could not measure: {answer.error}" if isinstance(answer, Failure) else answer
+        for name, answer in exchange.do(jobs).items()
     }
     return votes, {
         "bytes_down": 4 * len(jobs) * (candidates.basis.numel() + buffers.numel()),
@@ -325,8 +325,8 @@ def apply(exchange: Exchange, accepted: Accepted, step: ServerStep) -> None:
     """Take over the server's next state, and the states that accepted clients kept."""
     state = exchange.state
     state.server, state.round = step.server, state.round + 1
-    for name, one in accepted.trained.items():
-        if one.has_state:
+    for name, result in accepted.trained.items():
+        if result.has_state:
             state.state_rounds[name] = state.round
 
 
@@ -350,7 +350,7 @@ def record(
     if step.measuring is not None:
         exchange.enter(step.measuring)
     sent = exchange.settle()
-    found = round_line(
+    round_record = round_line(
         round_,
         replies=accepted.replies,
         losses=accepted.losses,
@@ -363,5 +363,5 @@ def record(
     if hidden and trial is not None:  # there is no line of conflicts that could tell
         choices = {**choices, "step": trial.lengths[trial.chosen], "measured_gain": trial.gain}
     if choices:
-        found["choices"] = choices
-    return {"line": found, "matrix": matrix}
+        round_record["choices"] = choices
+    return {"line": round_record, "matrix": matrix}

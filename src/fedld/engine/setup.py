@@ -1,4 +1,4 @@
-"""Before the first round: whose data, which model, who does the work, and who is drawn."""
+"""Before the first round: data, method and model, checked, and the draw of a round's clients."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ from fedld.transforms import UpdateTransform
 def prepare(
     experiment: Experiment, states: Path, engine: Engine = THIS_MACHINE, tell: Tell = print
 ) -> tuple[Setup, Server]:
-    """Data, method and model of an experiment, checked; and the server's first state."""
+    """Make data, method and model of an experiment, checked, and the server's first state."""
     method = make_method(experiment)
     parts = Parts.of(experiment)
     everybody = engine.federation(experiment)
@@ -94,8 +94,8 @@ def weighted(parts: Parts, experiment: Experiment, method: Method, classes: Sequ
             experiment.weigh == "loss" and type(method.objective) is not Objective
         ),
     }
-    for problem, found in problems.items():
-        if found:
+    for problem, applies in problems.items():
+        if applies:
             raise FedLDError(f"class_weights = '{experiment.class_weights}' {problem}")
     weights = parse_class_weights(experiment.class_weights, classes, experiment.weigh)
     return replace(parts, training=replace(parts.training, class_weights=weights))
@@ -126,13 +126,13 @@ def check_hidden(setup: Setup, rows: int) -> None:
         and any(client.elsewhere for client in setup.federation.clients),
     }
     seen = "sums and inner products" if transform.opens_gram else "sums"
-    for problem, found in problems.items():
-        if found:
+    for problem, applies in problems.items():
+        if applies:
             raise FedLDError(f"transform '{transform.name}' shows the server {seen} alone: {problem}")
 
 
 def _beyond_sums(method: Method) -> dict[str, bool]:
-    """What needs more than sums of updates."""
+    """List what needs more than sums of updates."""
     return {
         f"rule '{method.rule.name}' needs single updates{_instead(method)}": not method.rule.sums_suffice,
         "max_weight bounds single clients": method.max_weight is not None,
@@ -140,7 +140,7 @@ def _beyond_sums(method: Method) -> dict[str, bool]:
 
 
 def _beyond_gram(setup: Setup, transform: UpdateTransform) -> dict[str, bool]:
-    """What needs more than the Gram matrix of the whole updates."""
+    """List what needs more than the Gram matrix of the whole updates."""
     method, layout, least = setup.method, setup.layout, transform.least_parameters
     gram_rule = isinstance(method.rule, GramRule)
     statistics = any(entry.name.endswith("running_mean") and not entry.private for entry in layout.entries)
@@ -156,7 +156,7 @@ def _beyond_gram(setup: Setup, transform: UpdateTransform) -> dict[str, bool]:
 
 
 def _instead(method: Method) -> str:
-    """How rules can do without single updates."""
+    """Say how rules can do without single updates."""
     if isinstance(method.rule, Measured):
         return " (rules = 'mean' and vote = 'mean' need sums alone)"
     return " (secure = 'gram' gives it their inner products)" if isinstance(method.rule, GramRule) else ""
@@ -170,16 +170,18 @@ UNTOLD = (
 
 
 def notes(setup: Setup) -> Iterator[str]:
-    """What a user should know who asked for something that this data or this network does not have."""
+    """Give what a user should know who asked for something that this data or this network does not have."""
     experiment, method, clients = setup.experiment, setup.method, setup.federation.clients
-    own = type(method).federation is Method.federation and not any(client.elsewhere for client in clients)
-    if own and "clients" in experiment.model_fields_set and experiment.clients != len(clients):
+    divided_here = type(method).federation is Method.federation and not any(
+        client.elsewhere for client in clients
+    )
+    if divided_here and "clients" in experiment.model_fields_set and experiment.clients != len(clients):
         yield f"clients = {experiment.clients} is not used: the data names its {len(clients)} clients"
     hidden = setup.transforms.sums_only
     if hidden is not None and hidden.opens_gram:
         yield (
             f"transform '{hidden.name}' shows the server inner products of sketches and one combination of "
-            "updates: lengths and angles are those of sketches, whose seed is fresh in every round; " + UNTOLD
+            "updates: lengths and angles are those of sketches, with a fresh seed in every round; " + UNTOLD
         )
     elif hidden is not None:
         yield (
@@ -200,7 +202,7 @@ def notes(setup: Setup) -> Iterator[str]:
 
 
 def _done_early(setup: Setup) -> bool:
-    """Whether a method in closed form has nothing to do after its first round."""
+    """Say whether a method in closed form has nothing to do after its first round."""
     experiment = setup.experiment
     closed = isinstance(setup.method, ClosedForm)
     return closed and experiment.rounds > 1 and len(sample(experiment, setup.sizes, 1)) == len(setup.sizes)
@@ -225,7 +227,7 @@ OTHER_TASKS = {"newton": ("survival",), "ridge": ("multilabel", "regression")}
 
 
 def for_task(experiment: Experiment, method: Method, task: Task) -> Method:
-    """The method as it trains for a task: where samples have no classes, by the task's plain loss.
+    """Give the method as it trains for a task: where samples have no classes, by the task's plain loss.
 
     Raises:
         FedLDError: the method or the objective needs classes.
@@ -255,7 +257,7 @@ def for_task(experiment: Experiment, method: Method, task: Task) -> Method:
 
 
 def facts_of(setup: Setup) -> RunFacts:
-    """What a reader must know before it reads the records of a run."""
+    """Give what a reader must know before it reads the records of a run."""
     measures = (*setup.task.measures, *setup.metrics.values())
     plain = [measure.to_json() for measure in measures]
     return {"format": FORMAT, "task": setup.task.name, "measures": plain}
@@ -290,7 +292,7 @@ def check_sums(experiment: Experiment, method: Method, task: Task) -> None:
 
 
 def features_for(setup: Setup, trunk: Trunk | None, tell: Tell, *, quota: float | None = None) -> Path | None:
-    """The frozen trunk's outputs for every image, where nothing random comes before the trunk.
+    """Give the frozen trunk's outputs for every image, where nothing random comes before the trunk.
 
     With a `quota` of bytes for the whole cache they are computed in this process.
     """
@@ -306,9 +308,9 @@ def features_for(setup: Setup, trunk: Trunk | None, tell: Tell, *, quota: float 
 
 
 def sample(experiment: Experiment, clients: Collection[str], round_: int) -> list[str]:
-    """Names of the clients of a round, so many or such a share, from the round's own generator."""
+    """Draw the names of the clients of a round, so many or such a share, from the round's own generator."""
     if len(clients) == 1:
-        return list(clients)  # pooled data has nobody to leave out
+        return list(clients)  # pooled data are one client
     wanted = experiment.sample_clients or max(1, round(experiment.sample_rate * len(clients)))
     if wanted > len(clients):
         raise FedLDError(f"cannot sample {wanted} of {len(clients)} clients")

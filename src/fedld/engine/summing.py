@@ -62,8 +62,8 @@ def weights_of(setup: Setup, clients: Collection[str]) -> dict[str, float]:
 def entries_of(sums: Mapping[str, MessageSum], largest: int) -> dict[str, SummedEntry]:
     """Give how entries are added up in a run of which the largest client has so many samples."""
     return {
-        key: SummedEntry(one.bound * (largest if one.per_sample else 1), one.weighted)
-        for key, one in sums.items()
+        key: SummedEntry(entry.bound * (largest if entry.per_sample else 1), entry.weighted)
+        for key, entry in sums.items()
     }
 
 
@@ -313,7 +313,7 @@ def choose_by_sums(
 ) -> Trial:
     """Choose among candidate steps by sums over the clients' votes.
 
-    A client whose measurement cannot count is left out before the sum, as a site itself does.
+    A client with a measurement that cannot count is left out before the sum, as a site itself does.
     """
     transform, count = setup.transforms.sums_only, len(candidates.coefficients)
     assert transform is not None

@@ -93,7 +93,7 @@ class Worker:
         return Prepared(message, all(bool(value.isfinite().all()) for value in message.values()))
 
     def _feature_sums(self, client: LocalClient) -> Tree:
-        """Sums and sums of squares of what enters the head, over the client's training images."""
+        """Compute sums and sums of squares of what enters the head, over the client's training images."""
         layer = standardised(self.flat.model)
         assert layer is not None
         sums = torch.zeros(2, len(layer.shift), dtype=torch.float64, device=self.flat.vector.device)
@@ -110,7 +110,7 @@ class Worker:
         return {"sums": sums, "count": torch.tensor(float(len(client.samples)), dtype=torch.float64)}
 
     def _client(self, job: PrepareJob | TrainJob) -> LocalClient:
-        """The client of a job, its incoming model loaded."""
+        """Give the client of a job, its incoming model loaded."""
         state, message = self._load(job.incoming)
         self.kept = _on_cpu({key: state.pop(key) for key in [*state] if key.startswith(STATE)})
         setup, name = self.setup, job.incoming.client
@@ -207,7 +207,7 @@ class Worker:
 
     @torch.inference_mode()
     def personal(self, jobs: Sequence[PersonalJob]) -> list[Personal]:
-        """Models with one body (`Setup.one_body`): the features are computed once for all of them."""
+        """Give models with one body (`Setup.one_body`): the features are computed once for all of them."""
         layout, vector, model = self.setup.layout, self.flat.vector, as_model(self.flat.model)
         heads = []
         for job in jobs:
@@ -218,18 +218,18 @@ class Worker:
         model.eval()
         for start in range(0, len(samples), EVAL_BATCH):
             features = model.embed(samples.batch(slice(start, start + EVAL_BATCH))[0])
-            for own, head in zip(logits, heads, strict=True):
+            for out, head in zip(logits, heads, strict=True):
                 layout.set_private(vector, head)
-                own[start : start + EVAL_BATCH] = model.head(features).float()
-        return [self._measured(job, own, samples.labels) for job, own in zip(jobs, logits, strict=True)]
+                out[start : start + EVAL_BATCH] = model.head(features).float()
+        return [self._measured(job, out, samples.labels) for job, out in zip(jobs, logits, strict=True)]
 
     def _measured(self, job: PersonalJob, logits: Tensor, labels: Tensor) -> Personal:
-        """What a client's model is worth on the global test set and on the client's own part of it."""
-        test, own = self.setup.federation.test, self.setup.federation.client(job.incoming.client).test
-        task, here = self.setup.task, torch.from_numpy(np.isin(test, own))
+        """Give what a client's model is worth on the global test set and on the client's own part of it."""
+        test, local = self.setup.federation.test, self.setup.federation.client(job.incoming.client).test
+        task, here = self.setup.task, torch.from_numpy(np.isin(test, local))
         return Personal(
             task.tally(logits, labels) if len(test) else None,
-            self.tally(logits[here], labels[here]) if len(own) else None,
+            self.tally(logits[here], labels[here]) if len(local) else None,
         )
 
     @run.register
@@ -245,14 +245,14 @@ class Worker:
 
     def _by_model(self, incoming: Incoming, measure: Callable[[str], T]) -> dict[Which, T]:
         """Measure the global model and the client's own one, as far as there are any."""
-        found: dict[Which, T] = {}
+        measured: dict[Which, T] = {}
         if self.setup.method.has_global:
             self.flat.load(self.memory.weights)
-            found["global"] = measure(incoming.client)
+            measured["global"] = measure(incoming.client)
         if self.setup.personalised:
             self._load_personal(incoming)
-            found["personal"] = measure(incoming.client)
-        return found
+            measured["personal"] = measure(incoming.client)
+        return measured
 
     def _cases_at_site(self, client: str) -> CaseResult:
         """Average the measures of single cases of the model in the network over a client's own test set."""
@@ -267,7 +267,7 @@ class Worker:
         return rows
 
     def _at_site(self, client: str) -> SiteResult:
-        """The model in the network on a client's own test set; the last class is the positive one."""
+        """Measure the model in the network on a client's own test set; the last class is the positive one."""
         f = self.setup.federation
         rows = self.tested(f.client(client).test)
         logits, labels = self.logits(self._at(rows)), np.array(f.labels[rows])
@@ -289,7 +289,7 @@ class Worker:
 
     @run.register
     def _candidates(self, job: CandidateJob) -> Vote:
-        """Losses of the candidates, all on the same images: the *differences* decide."""
+        """Compute the losses of the candidates, all on the same images: the *differences* decide."""
         self._load(job.incoming)
         layout, vector = self.setup.layout, self.flat.vector
         samples = self._at(self.draws.candidates(job.incoming.client, job.round, job.samples))
@@ -325,16 +325,19 @@ class Worker:
 
     @torch.inference_mode()
     def measure(self, samples: Samples) -> Tally:
-        """Tally of the model's outputs in eval mode."""
+        """Compute the tally of the model's outputs in eval mode."""
         return self.tally(self.logits(samples), samples.labels)
 
     def tally(self, logits: Tensor, labels: Tensor) -> Tally:
-        """Tally of outputs; a site leaves out the samples of which it tells nothing."""
+        """Compute the tally of outputs; a site leaves out the samples of which it tells nothing."""
         return self.setup.task.tally(logits, labels)
 
     @torch.inference_mode()
     def _own_losses(self, client: LocalClient) -> Tally:
-        """The client's model on its own samples; by the same pass as features that its method reads."""
+        """Measure the client's model on its own samples.
+
+        By the same pass as features that its method reads.
+        """
         if not (self.setup.method.reads_features and self.setup.divisible):
             return self.measure(client.samples)
         head = as_model(self.flat.model).head
@@ -342,12 +345,12 @@ class Worker:
         return self.tally(logits, client.samples.labels)
 
     def losses(self, samples: Samples) -> Tensor:
-        """Plain loss of every sample, in eval mode."""
+        """Compute the plain loss of every sample, in eval mode."""
         return self.setup.task.losses(self.logits(samples), samples.labels)
 
     @torch.inference_mode()
     def logits(self, samples: Samples) -> Tensor:
-        """Logits of all samples, in eval mode."""
+        """Compute the logits of all samples, in eval mode."""
         self.flat.model.eval()
         out = torch.empty(len(samples), *self.output_shape)
         for start in range(0, len(samples), EVAL_BATCH):
@@ -357,7 +360,7 @@ class Worker:
         return out
 
     def _make_samples(self, client: str, limit: int | None = None) -> Samples:
-        """A client's training samples, or a fixed random part of at most `limit` of them."""
+        """Give a client's training samples, or a fixed random part of at most `limit` of them."""
         positions = self.setup.federation.client(client).train
         if limit is not None:
             positions = self.draws.part(client, positions, limit, "decompose")

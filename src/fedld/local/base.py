@@ -108,7 +108,7 @@ class Context:
 
     @contextmanager
     def _network(self) -> Iterator[None]:
-        """The network itself, or for a moment the frozen one with other weights."""
+        """Use the network itself, or for a moment the frozen one with other weights."""
         if self.weights is None:
             yield
             return
@@ -181,7 +181,7 @@ class ContextObjective(Objective):
     """
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Refused: logits and labels alone do not tell the loss."""
+        """Refuse: logits and labels alone do not tell the loss."""
         raise FedLDError(f"objective {type(self).__name__} needs the client's context, not only its logits")
 
 
@@ -192,7 +192,7 @@ class FunctionObjective(Objective):
     function: Callable[..., Tensor]
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The function of logits and labels."""
+        """Call the function of logits and labels."""
         return self.function(logits, labels)
 
     def check(self, logits: Tensor, labels: Tensor) -> None:
@@ -208,7 +208,7 @@ class FunctionObjective(Objective):
             raise FedLDError(f"objective '{name}' must give one number that depends on the logits")
 
     def loss(self, context: Context) -> Tensor:
-        """The function with as many arguments as it takes."""
+        """Call the function with as many arguments as it takes."""
         if _positional(self.function) == 2:
             return self(context.logits, context.labels)
         if isinstance(context.model, Model):
@@ -223,7 +223,7 @@ class TaskObjective(Objective):
     task: Task
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Mean loss of a batch."""
+        """Compute the mean loss of a batch."""
         return self.task.objective(logits, labels)
 
 
@@ -235,12 +235,12 @@ class PixelObjective(Objective):
     by_pixel: Objective
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Mean loss of a batch."""
+        """Compute the mean loss of a batch."""
         return self.task.objective_by(self.by_pixel, logits, labels)
 
 
 def as_objective(value: Any) -> Objective:
-    """An objective as it is; a function of (logits, labels) or (logits, labels, context) made into one.
+    """Give an objective as it is; a function of (logits, labels) or (logits, labels, context) made into one.
 
     >>> import torch
     >>> as_objective(lambda logits, labels: logits.square().mean())(torch.ones(2, 2), torch.zeros(2))
@@ -254,7 +254,7 @@ def as_objective(value: Any) -> Objective:
 
 
 def _positional(function: Callable[..., Any]) -> int:
-    """How many arguments a function must be given; 2 where it does not tell."""
+    """Say how many arguments a function must be given; 2 where it does not tell."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -218,7 +218,7 @@ class LocalClient:
     def _optimiser(
         self, rate: float, only: Collection[str] | None, own_rates: bool, *, corrected: bool
     ) -> Optimiser:
-        """The optimiser of one call; a rate that a method sets itself is that of the head too."""
+        """Give the optimiser of one call; a rate that a method sets itself is that of the head too."""
         setting, special = self.training, {}
         if own_rates and (head_lr := setting.optimiser.head_lr) is not None:
             special = dict.fromkeys(head_block_names(as_model(self.model)), head_lr * setting.factor)
@@ -302,7 +302,7 @@ class LocalClient:
     def _gradient(
         self, loss: Loss, images: Tensor, labels: Tensor, decay: Callable[[], None] | None
     ) -> Tensor:
-        """Loss of a batch at the weights as they are; its gradient is left in the flat model."""
+        """Compute the loss of a batch at the weights as they are; its gradient is left in the flat model."""
         if (private := self.training.private) is not None:
             return self._private_gradient(private, loss, (images, labels), decay)
         value = self._scaled_gradient(loss, images, labels)
@@ -314,7 +314,7 @@ class LocalClient:
         return value.detach()
 
     def _scaled_gradient(self, loss: Loss, images: Tensor, labels: Tensor) -> Tensor:
-        """Loss of a batch; its gradient is left in the flat model.
+        """Compute the loss of a batch; its gradient is left in the flat model.
 
         In float16 small gradients would become zero, so the loss is scaled. Where the scaled gradient
         overflows, the batch is passed again with half the scale.
@@ -335,7 +335,7 @@ class LocalClient:
     def _private_gradient(
         self, private: PrivateSteps, loss: Loss, batch: Batch, decay: Callable[[], None] | None
     ) -> Tensor:
-        """Noisy gradient of a batch, left in the flat model; its loss is not told."""
+        """Compute the noisy gradient of a batch, left in the flat model; its loss is not a number."""
         random = self._private_random("noise", self.steps)
 
         def of_sample(logits: Tensor, images: Tensor, labels: Tensor) -> Tensor:
@@ -352,7 +352,7 @@ class LocalClient:
         return KeyedRandom(key, purpose, self.round, self.name, *step)
 
     def _batches(self, epochs: int | None) -> Iterator[Batch]:
-        """The batches of as many epochs as the caller wants, else of the set epochs or steps."""
+        """Give the batches of as many epochs as the caller wants, else of the set epochs or steps."""
         if (private := self.training.private) is not None:
             return private.batches(self.samples, self._private_random("batches"))
         if epochs is None and self.training.steps is not None:

@@ -25,7 +25,7 @@ class LogitAdjusted(ContextObjective):
     tau: float = 1.0
 
     def loss(self, context: Context) -> Tensor:
-        """CE of the adjusted logits."""
+        """Compute CE of the adjusted logits."""
         return F.cross_entropy(context.logits + context.class_counts.pow(self.tau).log(), context.labels)
 
 
@@ -36,7 +36,7 @@ class LogitCalibrated(ContextObjective):
     tau: float = 1.0
 
     def loss(self, context: Context) -> Tensor:
-        """CE of the calibrated logits; a class without samples gets 100 tau, which leaves it out."""
+        """Compute CE of the calibrated logits; a class without samples gets 100 tau, which leaves it out."""
         margins = context.class_counts.clamp(min=1e-8).pow(-0.25)
         return F.cross_entropy(context.logits - self.tau * margins, context.labels)
 
@@ -51,7 +51,7 @@ class RestrictedSoftmax(ContextObjective):
     alpha: float = 0.5
 
     def loss(self, context: Context) -> Tensor:
-        """CE of the restricted logits."""
+        """Compute CE of the restricted logits."""
         counts = context.class_counts
         scale = torch.ones_like(counts).masked_fill(counts == 0, self.alpha)
         return F.cross_entropy(context.logits * scale, context.labels)
@@ -68,7 +68,7 @@ class NotTrueDistilled(ContextObjective):
     tau: float = 1.0
 
     def loss(self, context: Context) -> Tensor:
-        """CE plus what the client forgets about the other classes."""
+        """Compute CE plus what the client forgets about the other classes."""
         student, teacher = (
             (not_true(logits, context.labels) / self.tau).log_softmax(1)
             for logits in (context.logits, context.teacher.logits)
@@ -78,7 +78,7 @@ class NotTrueDistilled(ContextObjective):
 
 
 def not_true(logits: Tensor, labels: Tensor) -> Tensor:
-    """The logits (N, C - 1) of all classes but the label.
+    """Give the logits (N, C - 1) of all classes but the label.
 
     >>> not_true(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([1]))
     tensor([[1., 3.]])
@@ -98,14 +98,16 @@ class Decorrelated(ContextObjective):
     beta: float = 0.1
 
     def loss(self, context: Context) -> Tensor:
-        """CE plus the squared correlations of the batch's features."""
+        """Compute CE plus the squared correlations of the batch's features."""
         features = context.features
         value, n = F.cross_entropy(context.logits, context.labels), len(features)
         return value if n == 1 else value + self.beta * (n - 1) ** 2 / n * correlation(features)
 
 
 def correlation(features: Tensor) -> Tensor:
-    """Mean squared correlation of two different features over the samples; a constant feature has none.
+    """Compute the mean squared correlation of two different features over the samples.
+
+    a constant feature has none.
 
     >>> correlation(torch.tensor([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]])).item()
     1.0
@@ -123,7 +125,7 @@ class MarginLog(Objective):
     lam: float = 0.1
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """CE plus the logarithmic penalty."""
+        """Compute CE plus the logarithmic penalty."""
         return F.cross_entropy(logits, labels) + self.lam * torch.log1p(logits.square().sum(1)).mean()
 
 
@@ -137,7 +139,7 @@ class Official(Objective):
     lam: float = 0.1
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """CE plus the penalty on the batch of probabilities."""
+        """Compute CE plus the penalty on the batch of probabilities."""
         return F.cross_entropy(logits, labels) + self.lam * torch.log1p(logits.softmax(1).square().sum())
 
 
@@ -148,7 +150,7 @@ class SpectralDecoupling(Objective):
     lam: float = 0.01
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """CE plus the squared logits."""
+        """Compute CE plus the squared logits."""
         return F.cross_entropy(logits, labels) + self.lam * logits.square().sum(1).mean()
 
 
@@ -160,7 +162,7 @@ class Threshold(Objective):
     margin: float = 2.0
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """CE plus what exceeds the margin."""
+        """Compute CE plus what exceeds the margin."""
         excess = F.relu(logits.square().sum(1) - self.margin**2)
         return F.cross_entropy(logits, labels) + self.lam * excess.mean()
 
@@ -173,7 +175,7 @@ class SigmaDamp(Objective):
     scale: float = 1.278
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Loss of the damped margins."""
+        """Compute the loss of the damped margins."""
         m = self.scale * margin(logits, labels)
         return F.softplus(-self.temperature * m * torch.sigmoid(-m)).mean()
 
@@ -185,13 +187,13 @@ class SigmaStitch(Objective):
     temperature: float = 1.0
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Loss of the folded margins."""
+        """Compute the loss of the folded margins."""
         m = margin(logits, labels)
         return F.softplus(-self.temperature * torch.where(m < 1, m, 2 - m)).mean()
 
 
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """f_y - logsumexp(f_others) of every sample.
+    """Compute f_y - logsumexp(f_others) of every sample.
 
     >>> margin(torch.tensor([[3.0, 1.0]]), torch.tensor([0]))
     tensor([2.])

@@ -121,7 +121,7 @@ class Optimiser:
             self._load(moments)
 
     def decay(self) -> None:
-        """g <- g + weight_decay w, before a correction: `step` then adds none."""
+        """Compute g <- g + weight_decay w, before a correction: `step` then adds none."""
         if self.full_decay and not self.decoupled:
             for part in self.parts:
                 for weights, gradient in zip(part.weights, part.gradients, strict=True):
@@ -136,7 +136,7 @@ class Optimiser:
                 self._sgd(part)
 
     def moments(self) -> Tree:
-        """The moments as flat tensors, for a client that keeps them."""
+        """Give the moments as flat tensors, for a client that keeps them."""
         moments: Tree = {}
         for name in ("mean", "square"):
             pieces = [t for part in self.parts for t in getattr(part, name) if t is not None]
@@ -221,7 +221,7 @@ class Schedule:
     step: `decay` once more after every `every` rounds.
     own: what the user's `function` of the round says, without a warm-up of ours.
 
-    >>> [Schedule("step", rounds=7, warmup=1, every=2, decay=0.5).factor(r) for r in range(1, 8)]
+    >>> [Schedule(kind="step", rounds=7, warmup=1, every=2, decay=0.5).factor(r) for r in range(1, 8)]
     [0.5, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
     """
 
@@ -233,7 +233,7 @@ class Schedule:
     function: Callable[[int], float] | None = None
 
     def factor(self, round_: int) -> float:
-        """Factor in a round, the first being 1.
+        """Give the factor in a round, the first being 1.
 
         Raises:
             FedLDError: the user's function fails, or gives no positive number.

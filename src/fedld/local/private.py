@@ -50,7 +50,7 @@ class PrivateSteps:
         return 2.0 ** (math.floor(math.log2(self.clip)) - 40)
 
     def batches(self, samples: Samples, random: KeyedRandom) -> Iterator[Batch]:
-        """One Poisson batch for each step; a batch may be empty."""
+        """Draw one Poisson batch for each step; a batch may be empty."""
         for _ in range(self.steps):
             taken = random.uniform(len(samples)) < self.rate
             yield samples.batch(taken.nonzero().flatten())
@@ -91,7 +91,7 @@ class PrivateSteps:
     def _add_of_layers(
         self, total: Tensor, flat: FlatModel, loss: SampleLoss, batch: Batch, layers: dict[str, nn.Linear]
     ) -> bool:
-        """Add the clipped gradients of a network whose parameters are all in linear layers.
+        """Add the clipped gradients of a network with all parameters in linear layers.
 
         A sample's gradient is (output's gradient) x (layer's input), so its length is the product of theirs.
         Gives False, and adds nothing, where a layer is not called exactly once with one row per sample.
@@ -128,7 +128,7 @@ class PrivateSteps:
         return True
 
     def _scales(self, lengths: Tensor) -> Tensor:
-        """What clips gradients of these lengths; one that is not finite counts with 0.
+        """Compute what clips gradients of these lengths; one that is not finite counts with 0.
 
         Lengths and sums are rounded, so the bound is kept with a hundred-thousandth to spare.
         """
@@ -157,7 +157,7 @@ class PrivateSteps:
 
 
 def _linear_layers(model: nn.Module) -> dict[str, nn.Linear] | None:
-    """The layers with parameters that move, if they are all linear."""
+    """Give the layers with parameters that move, if they are all linear."""
     layers = {}
     for name, module in model.named_modules():
         if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
@@ -188,4 +188,4 @@ def _watched(
 
 
 CHUNK = 64
-"""Samples whose gradients are in memory at once."""
+"""Samples with gradients in memory at once."""

@@ -44,14 +44,14 @@ class Samples:
         return len(self._positions)
 
     def batch(self, which: Tensor | slice) -> Batch:
-        """Normalised images and labels of some samples."""
+        """Give normalised images and labels of some samples."""
         at = self._positions[which.numpy() if isinstance(which, Tensor) else which]
         pixels = torch.from_numpy(self._images[at]).permute(0, 3, 1, 2).to(self._device)
         images = pixels.float().sub_(self._mean).mul_(self._scale)
         return images, _batch_targets(self.labels[which]).to(self._device)
 
     def shuffled(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
-        """One epoch in random order.
+        """Iterate over one epoch in random order.
 
         A last batch of one sample joins the one before it: BatchNorm has no variance for a single value.
         """
@@ -62,7 +62,7 @@ class Samples:
         yield from self._parts(torch.multinomial(weights, len(self), True, generator=generator), size)
 
     def _parts(self, order: Tensor, size: int) -> Iterator[Batch]:
-        """Batches of the samples in an order; no batch of one sample follows another."""
+        """Iterate over batches of the samples in an order; no batch of one sample follows another."""
         parts = list(torch.split(order, size))
         if len(parts) > 1 and len(parts[-1]) == 1:
             parts[-2:] = [torch.cat(parts[-2:])]
@@ -70,7 +70,7 @@ class Samples:
             yield self.batch(part)
 
     def in_order(self, size: int) -> Iterator[Batch]:
-        """Every sample once, in order."""
+        """Iterate over every sample once, in order."""
         for start in range(0, len(self), size):
             yield self.batch(slice(start, start + size))
 
@@ -92,7 +92,7 @@ class FeatureSamples(Samples):
         self.labels = _targets(labels[positions])
 
     def batch(self, which: Tensor | slice) -> Batch:
-        """Features and labels of some samples."""
+        """Compute the features and labels of some samples."""
         at = self._positions[which.numpy() if isinstance(which, Tensor) else which]
         features = torch.from_numpy(self._features[at]).to(self._device)
         maps = features.permute(0, 3, 1, 2) if features.ndim == 4 else features
@@ -116,13 +116,13 @@ class RowSamples(FeatureSamples):
         self._scale = 1 / torch.tensor(std, device=device)
 
     def batch(self, which: Tensor | slice) -> Batch:
-        """Standardised features and targets of some samples."""
+        """Give standardised features and targets of some samples."""
         features, targets = super().batch(which)
         return ((features - self._mean) * self._scale).nan_to_num(0.0), targets
 
 
 def _targets(values: NDArray[np.generic]) -> Tensor:
-    """Class numbers as int64, masks as they are stored, other targets as float32."""
+    """Give class numbers as int64, masks as they are stored, other targets as float32."""
     if values.ndim == 3 and values.dtype == np.uint8:
         return torch.from_numpy(np.array(values))
     kind = np.int64 if values.dtype.kind in "iub" else np.float32
@@ -130,7 +130,7 @@ def _targets(values: NDArray[np.generic]) -> Tensor:
 
 
 def _batch_targets(targets: Tensor) -> Tensor:
-    """Masks of a batch as class numbers; other targets as they are."""
+    """Give masks of a batch as class numbers; other targets as they are."""
     return targets.long() if targets.dtype == torch.uint8 else targets
 
 
@@ -208,8 +208,8 @@ def parse_class_weights(
 
 
 def _by_name(text: str, classes: Sequence[str]) -> Mapping[str, float]:
-    """Weights by class from `covid=3,normal=1`."""
-    found: dict[str, float] = {}
+    """Give weights by class from `covid=3,normal=1`."""
+    weights: dict[str, float] = {}
     for part in text.split(","):
         name, _, number = (word.strip() for word in part.rpartition("="))
         if name not in classes:
@@ -218,14 +218,14 @@ def _by_name(text: str, classes: Sequence[str]) -> Mapping[str, float]:
                 f"'{name or part}': {nearest(name or part, list(classes))}"
             )
         try:
-            found[name] = float(number)
+            weights[name] = float(number)
         except ValueError:
-            found[name] = float("nan")
-        if not 0 <= found[name] <= LARGEST:
+            weights[name] = float("nan")
+        if not 0 <= weights[name] <= LARGEST:
             raise FedLDError(
                 f"the weight of class '{name}' is a number from 0 to {LARGEST:g}, not '{number}'"
             )
-    return found
+    return weights
 
 
 BATCH = 256
@@ -244,7 +244,7 @@ class Embedding:
 
     @torch.no_grad()
     def batches(self, flat: FlatModel, samples: Samples) -> list[Batch]:
-        """Features and labels of all samples in order, in eval mode, without augmentation."""
+        """Compute the features and labels of all samples in order, in eval mode, without augmentation."""
         if self._weights is None or not torch.equal(self._weights, flat.vector):
             model = as_model(flat.model)
             model.eval()

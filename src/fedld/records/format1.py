@@ -7,7 +7,7 @@ description of the measures.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedld.tasks.measure import Measure, Scores, known
+from fedld.tasks.measure import Measure, Scores, finite_values
 from fedld.tasks.scores import MEASURES
 
 TEST = ("accuracy", "balanced_accuracy", "auroc", "loss", "ece")
@@ -41,7 +41,7 @@ def upgrade_round(line: Line) -> Line:
             clients.setdefault(name, {})[metric] = value
     if clients:
         values = [_number(scores.get("accuracy")) for scores in clients.values()]
-        test["worst_client"] = None if None in values else min(known(values))
+        test["worst_client"] = None if None in values else min(finite_values(values))
         new["client_tests"] = clients
     if test:
         new["test"] = test

@@ -22,7 +22,7 @@ from fedld.records.writer import write_atomically
 from fedld.registry import options_of
 from fedld.study.grid import Cell, OtherSettings, run_cell
 from fedld.study.measures import check_primary
-from fedld.tasks.measure import Measure, known, last_mean
+from fedld.tasks.measure import Measure, finite_values, last_mean
 
 Settings = dict[str, Any]
 Value = float | int | bool | str
@@ -254,7 +254,7 @@ def validation_score(run: Run, measure: Measure) -> float:
     series = list((run.scores(measure.name) or run.scores(measure.name, "personal")).values())
     if not series or not np.isfinite(series[-1]):
         raise FedLDError(f"there is no {measure.name} on the validation images in the last evaluation")
-    return last_mean(known(series))
+    return last_mean(finite_values(series))
 
 
 def _suggest(choice: Any, name: str, span: SearchRange) -> Value:

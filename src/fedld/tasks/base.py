@@ -14,7 +14,7 @@ from fedld.errors import FedLDError
 from fedld.tasks.measure import Measure, SamplePredictions, SampleTally, Scores, Tally
 from fedld.tasks.metrics import Metric
 
-CHUNK = 512  # samples of a test set whose user metrics are summed at once
+CHUNK = 512  # samples of a test set that user metrics get at once
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Task(ABC):
     lacks: ClassVar[str] = "has no classes"
     """What the task has in the place of one class a sample, for sentences that refuse a method."""
     kind: ClassVar[str] = ""
-    """The task whose data it takes, where several tasks take the same."""
+    """The task that has the same data, where several tasks take the same."""
     dense: ClassVar[bool] = False
     """Whether a model gives its outputs for every pixel."""
 
@@ -268,7 +268,7 @@ class Task(ABC):
 
 
 def defined(measure: Measure, tally: Tally) -> float | None:
-    """A measure's value; None where it is not defined: no sample, one class, a diverged model."""
+    """Give a measure's value; None where it is not defined: no sample, one class, a diverged model."""
     assert measure.value is not None
     value = measure.value(tally)
     return float(value) if value is not None and np.isfinite(value) else None
@@ -280,15 +280,15 @@ def worst_client(measures: Iterable[Measure], clients: Mapping[str, Scores]) -> 
     A client without a value (a diverged loss) makes the worst one undefined.
     """
     by_name = {measure.name: measure for measure in measures}
-    found: Scores = {}
+    worst: Scores = {}
     for measure in by_name.values():
         if measure.worst is None or not clients:
             continue
         values = [scores.get(measure.worst) for scores in clients.values()]
         numbers = [value for value in values if value is not None]
         complete = len(numbers) == len(values)
-        found[measure.name] = by_name[measure.worst].worst_of(numbers) if complete else None
-    return found
+        worst[measure.name] = by_name[measure.worst].worst_of(numbers) if complete else None
+    return worst
 
 
 def further_measures(metrics: Mapping[str, Metric]) -> dict[str, Measure]:

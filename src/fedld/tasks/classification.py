@@ -93,11 +93,11 @@ def label_auroc(scores: Floats, targets: Floats) -> float:
     >>> label_auroc(np.array([0.1, 0.9, 0.5]), np.array([0.0, 1.0, -1.0]))
     1.0
     """
-    known = targets != UNKNOWN
-    positive = targets[known] == 1
-    if not positive.any() or positive.all() or not np.isfinite(scores[known]).all():
+    labelled = targets != UNKNOWN
+    positive = targets[labelled] == 1
+    if not positive.any() or positive.all() or not np.isfinite(scores[labelled]).all():
         return float("nan")
-    return area(scores[known], positive)
+    return area(scores[labelled], positive)
 
 
 def average_precision(scores: Floats, targets: Floats) -> float:
@@ -106,14 +106,14 @@ def average_precision(scores: Floats, targets: Floats) -> float:
     >>> average_precision(np.array([0.9, 0.8, 0.1]), np.array([1.0, 0.0, 1.0]))
     0.8333333333333333
     """
-    known = targets != UNKNOWN
-    z, positive = scores[known], targets[known] == 1
+    labelled = targets != UNKNOWN
+    z, positive = scores[labelled], targets[labelled] == 1
     if not positive.any() or positive.all() or not np.isfinite(z).all():
         return float("nan")
     order = np.argsort(-z, kind="stable")
     last = np.searchsorted(-z[order], -z[order], side="right")  # equal scores are one threshold
-    found = np.cumsum(positive[order])[last - 1]
-    return float((found / last)[positive[order]].mean())
+    hits = np.cumsum(positive[order])[last - 1]
+    return float((hits / last)[positive[order]].mean())
 
 
 @dataclass(frozen=True)
@@ -219,11 +219,11 @@ class Multilabel(Task):
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """Give the numbers of known, unknown and rightly predicted labels."""
-        known = targets != UNKNOWN
-        right = ((outputs > 0) == (targets == 1)) & known & outputs.isfinite()
+        labelled = targets != UNKNOWN
+        right = ((outputs > 0) == (targets == 1)) & labelled & outputs.isfinite()
         return {
-            "known": int(known.sum()),
-            "unknown": int((~known).sum()),
+            "known": int(labelled.sum()),
+            "unknown": int((~labelled).sum()),
             "correct": int(right.sum()),
         }
 
@@ -248,10 +248,10 @@ class Multilabel(Task):
 
 def masked_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Give the sum over known labels of the sigmoid cross-entropy divided by the number of labels."""
-    known = targets != UNKNOWN
+    labelled = targets != UNKNOWN
     truth = (targets == 1).to(outputs.dtype)
     losses = F.binary_cross_entropy_with_logits(outputs, truth, reduction="none")
-    return torch.where(known, losses, 0.0).sum(1) / outputs.shape[1]
+    return torch.where(labelled, losses, 0.0).sum(1) / outputs.shape[1]
 
 
 def _word(label: str) -> str:

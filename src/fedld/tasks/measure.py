@@ -3,31 +3,31 @@
 A measure is one description of a quantity, for records, tables, curves, verdicts, tuning and trackers.
 Clients, sites and the server exchange tallies, so a mean over any union of samples is right. Predictions of
 single samples are kept only where the samples are, for measures that sums cannot give (the area under a ROC
-curve, calibration); they are never sent. Nothing here imports torch: readers of records need names, units
-and digits only.
+curve, calibration); they are never sent. Nothing here imports torch or NumPy, which readers of records do
+without.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:  # readers of records start without NumPy
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, eq=False)
 class SamplePredictions:
     """Outputs (N, ...) and targets (N, ...) of samples: in float64 unless there is one for every pixel."""
 
-    outputs: Floats
-    targets: NDArray[np.generic]
+    outputs: "NDArray[np.float64]"
+    targets: "NDArray[np.generic]"
 
-    def __getitem__(self, rows: NDArray[np.int64]) -> "SamplePredictions":
+    def __getitem__(self, rows: "NDArray[np.int64]") -> "SamplePredictions":
         return SamplePredictions(self.outputs[rows], self.targets[rows])
 
 
@@ -62,11 +62,11 @@ class Tally:
         return float((max(variance, 0.0) / self.count) ** 0.5)
 
     def without_samples(self) -> "Tally":
-        """The sums alone."""
+        """Give the sums alone."""
         return Tally(self.count, self.loss, self.loss_squared, self.sums)
 
     def share(self, name: str) -> float:
-        """One of the sums divided by the number of samples; nan without samples."""
+        """Give one of the sums divided by the number of samples; nan without samples."""
         return self.sums[name] / self.count if self.count else float("nan")
 
 
@@ -81,7 +81,7 @@ EMPTY = Tally(0, float("nan"), float("nan"))
 
 
 def merged(tallies: Iterable[Tally]) -> Tally:
-    """One tally of all samples; predictions are dropped.
+    """Give one tally of all samples; predictions are dropped.
 
     >>> merged([Tally(2, 1.0, 0.5, {"correct": 1}), Tally(1, 2.0, 4.0, {"correct": 1})])
     Tally(count=3, loss=3.0, loss_squared=4.5, sums={'correct': 2})
@@ -102,7 +102,7 @@ Better = Literal["more", "less"]
 Scores = dict[str, float | None]
 """Values of measures by name, and `count`, the number of samples; None where a value is not defined."""
 LAST = 5
-"""Evaluations at the end of a run whose mean is reported beside the last value."""
+"""Evaluations at the end of a run; their mean is reported beside the last value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +112,8 @@ class Measure:
     Attributes:
         name: name in records, options and files.
         title: name in tables and sentences.
-        unit: unit of the value as it is shown.
-        scale: shown value / recorded value: 100 for a share that is shown in percent.
+        unit: unit of the value in tables.
+        scale: value in tables / recorded value: 100 for a share that tables have in percent.
         digits: digits after the point.
         better: whether "more" or "less" is better.
         value: function from a tally to the recorded value; None where the measure was read from a file.
@@ -152,7 +152,7 @@ class Measure:
         return " points" if self.unit == "%" else ""
 
     def scaled(self, value: float) -> float:
-        """Convert a recorded value to the shown one; nothing else multiplies by 100.
+        """Convert a recorded value to that of tables; nothing else multiplies by 100.
 
         Args:
             value: as in the records.
@@ -163,7 +163,7 @@ class Measure:
         return self.scale * value
 
     def recorded(self, value: float) -> float:
-        """Convert a shown value to the recorded one.
+        """Convert a value of a table to the recorded one.
 
         Args:
             value: as in tables.
@@ -174,7 +174,7 @@ class Measure:
         return value / self.scale
 
     def format(self, value: float) -> str:
-        """Write a shown value with its unit.
+        """Write a value of a table with its unit.
 
         Args:
             value: as in tables.
@@ -249,7 +249,7 @@ class Measure:
 
 
 def last_mean(values: Sequence[float]) -> float:
-    """Mean of the last five values.
+    """Compute the mean of the last five values.
 
     >>> last_mean([9.0, 1.0, 2.0, 3.0, 4.0, 5.0])
     3.0
@@ -257,6 +257,6 @@ def last_mean(values: Sequence[float]) -> float:
     return fmean(values[-LAST:])
 
 
-def known(values: Sequence[float | None]) -> list[float]:
-    """The values that are finite numbers."""
+def finite_values(values: Sequence[float | None]) -> list[float]:
+    """Give the values that are finite numbers."""
     return [value for value in values if value is not None and math.isfinite(value)]

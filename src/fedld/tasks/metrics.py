@@ -5,7 +5,7 @@ several batches, clients or sites are merged by adding, never by averaging avera
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import torch
@@ -17,7 +17,7 @@ from fedld.registry import Registry, name_of
 BINS = 1000
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Metric:
     """A user's measure, computed from sums so that batches, clients and sites merge by adding.
 
@@ -25,7 +25,7 @@ class Metric:
         sums: function of (logits, labels) of a batch that returns a vector of sums.
         value: function of the added sums that returns the measure.
         better: whether "more" or "less" is better.
-        title, unit, scale, digits: how it is shown, as in `fedld.Measure`.
+        title, unit, scale, digits: how tables have it, as in `fedld.Measure`.
 
     >>> hits = Metric(lambda z, y: torch.stack([(z.argmax(1) == y).sum(), torch.tensor(len(y))]),
     ...               lambda sums: sums[0] / sums[1])
@@ -35,6 +35,7 @@ class Metric:
 
     sums: Callable[[Tensor, Tensor], Tensor]
     value: Callable[[Tensor], Tensor | float]
+    _: KW_ONLY
     better: Literal["more", "less"] = "more"
     title: str = ""
     unit: str = ""
@@ -95,20 +96,23 @@ class PerSample:
         """Sum of the values and number of samples."""
         values = self.function(logits, labels)
         if not isinstance(values, Tensor) or values.shape != labels.shape:
-            found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            form = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise FedLDError(
-                f"metric '{name_of(self.function)}' gives {found} for {len(labels)} samples: one value per "
+                f"metric '{name_of(self.function)}' gives {form} for {len(labels)} samples: one value per "
                 "sample is needed, or a fedld.Metric of sums"
             )
         return torch.stack([values.double().sum(), torch.tensor(float(len(labels)), dtype=torch.float64)])
 
     def value(self, sums: Tensor) -> Tensor:
-        """The mean."""
+        """Give the mean."""
         return sums[0] / sums[1]
 
 
 def as_metric(value: object) -> Metric:
-    """A metric as it is; a function of (logits, labels) that gives one value per sample made into one."""
+    """Give a metric as it is.
+
+    a function of (logits, labels) that gives one value per sample made into one.
+    """
     if isinstance(value, Metric):
         return value
     if not callable(value):
@@ -118,21 +122,21 @@ def as_metric(value: object) -> Metric:
 
 
 def confusions(logits: Tensor, labels: Tensor) -> Tensor:
-    """Counts (C * (C + 1)) by true and predicted class; the last column has no finite prediction."""
+    """Count (C * (C + 1)) by true and predicted class; the last column has no finite prediction."""
     classes = logits.shape[1]
     predicted = torch.where(logits.isfinite().all(1), logits.argmax(1), classes)
     return torch.bincount(labels * (classes + 1) + predicted, minlength=classes * (classes + 1))
 
 
 def _square(sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts (C, C) of finite predictions, and the samples of every class, all of them."""
+    """Count (C, C) of finite predictions, and the samples of every class, all of them."""
     side = int(len(sums) ** 0.5)
     counts = sums.view(side, side + 1)
     return counts[:, :side], counts.sum(1)
 
 
 def macro_f1(sums: Tensor) -> Tensor:
-    """Mean over the classes that occur of 2 TP / (2 TP + FP + FN)."""
+    """Compute the mean over the classes that occur of 2 TP / (2 TP + FP + FN)."""
     counts, totals = _square(sums)
     present = totals > 0
     scores = 2 * counts.diag() / (counts.sum(0) + totals).clamp_min(1)
@@ -140,7 +144,7 @@ def macro_f1(sums: Tensor) -> Tensor:
 
 
 def kappa(sums: Tensor) -> Tensor:
-    """Quadratically weighted kappa (Cohen 1968): agreement on ordered grades beyond chance.
+    """Compute the quadratically weighted kappa (Cohen 1968): agreement on ordered grades beyond chance.
 
     It is nan where a prediction is not finite: no grade is as far off as that.
     """
@@ -154,19 +158,19 @@ def kappa(sums: Tensor) -> Tensor:
 
 
 def sensitivity(sums: Tensor) -> Tensor:
-    """Recall of the last class, the positive one of two."""
+    """Compute the recall of the last class, the positive one of two."""
     counts, totals = _square(sums)
     return counts[-1, -1] / totals[-1]
 
 
 def specificity(sums: Tensor) -> Tensor:
-    """Share of the samples of all other classes that are taken for one of them."""
+    """Compute the share of the samples of all other classes that are taken for one of them."""
     counts, totals = _square(sums)
     return counts[:-1, :-1].sum() / totals[:-1].sum()
 
 
 def scores(logits: Tensor, labels: Tensor) -> Tensor:
-    """Histograms (2 * BINS) of the last class's probability, of its own samples and of the others.
+    """Compute histograms (2 * BINS) of the last class's probability, of its own samples and of the others.
 
     A prediction that is not finite counts as wrong: lowest for the class itself, highest for the others.
     """
@@ -177,7 +181,7 @@ def scores(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def sensitivity_at_95(sums: Tensor) -> Tensor:
-    """Sensitivity at the threshold where the specificity is at least 0.95, to a thousandth in probability."""
+    """Compute the sensitivity at a specificity of at least 0.95, with thresholds to a thousandth."""
     positive, negative = (part.flip(0).cumsum(0) for part in sums.view(2, BINS))
     allowed = negative <= 0.05 * negative[-1]
     best: Tensor = torch.where(allowed, positive, 0).max() / positive[-1]

@@ -14,7 +14,7 @@ from fedld.tasks.measure import Measure, Tally
 
 
 def _r2(tally: Tally) -> float:
-    """1 - sum of squared errors / sum of squared deviations from the mean."""
+    """Compute 1 - sum of squared errors / sum of squared deviations from the mean."""
     s = tally.sums
     spread = s["target_squared"] - s["target"] ** 2 / tally.count if tally.count else 0.0
     return 1 - s["squared"] / spread if spread > 0 else float("nan")
@@ -50,9 +50,9 @@ class Regression(Task):
 
     def fitted(self, clients: Sequence[Mapping[str, float]], names: Sequence[str]) -> "Regression":
         """Take mean and deviation from sums over the clients' training targets."""
-        count = sum(one["count"] for one in clients)
-        total = sum(one["target"] for one in clients)
-        squares = sum(one["target_squared"] for one in clients)
+        count = sum(sums["count"] for sums in clients)
+        total = sum(sums["target"] for sums in clients)
+        squares = sum(sums["target_squared"] for sums in clients)
         if not count:
             return self
         mean = total / count

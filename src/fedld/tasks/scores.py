@@ -29,7 +29,7 @@ class Calibration:
 
 
 def confusion(logits: ArrayLike, labels: ArrayLike) -> Integers:
-    """Counts (C, C + 1): row = true class, column = predicted class, last column = no finite prediction.
+    """Count (C, C + 1): row = true class, column = predicted class, last column = no finite prediction.
 
     >>> confusion([[2.0, 0.0], [0.0, 1.0], [float("nan"), 0.0]], [0, 0, 1])
     array([[1, 1, 0],
@@ -43,14 +43,17 @@ def confusion(logits: ArrayLike, labels: ArrayLike) -> Integers:
 
 
 def balanced_accuracy(counts: Integers) -> float:
-    """Mean recall over the classes that occur."""
+    """Compute the mean recall over the classes that occur."""
     totals = counts.sum(1)
     present = totals > 0
     return float(np.mean(np.diag(counts)[present] / totals[present])) if present.any() else float("nan")
 
 
 def cross_entropy(logits: ArrayLike, labels: ArrayLike) -> float:
-    """Mean over samples of -log softmax(z)_y; nan without samples or with a logit that is not finite."""
+    """Compute the mean over samples of -log softmax(z)_y.
+
+    Nan without samples or with a logit that is not finite.
+    """
     z, y = _checked(logits, labels)
     if not len(y) or not _finite(z).all():
         return float("nan")
@@ -58,7 +61,9 @@ def cross_entropy(logits: ArrayLike, labels: ArrayLike) -> float:
 
 
 def auroc(logits: ArrayLike, labels: ArrayLike) -> float:
-    """Area under the ROC curve: one against the rest, mean over the classes that occur; nan for one class.
+    """Compute the area under the ROC curve: one against the rest, mean over the classes that occur.
+
+    Nan for one class.
 
     A sample's score for class k is the log odds z_k - logsumexp(z_others), which orders samples as the
     softmax does but never saturates. With two classes both sides agree and this is the usual binary AUROC.
@@ -72,7 +77,10 @@ def auroc(logits: ArrayLike, labels: ArrayLike) -> float:
 
 
 def calibration(logits: ArrayLike, labels: ArrayLike, bins: int = BINS) -> Calibration:
-    """Calibration error: sum of count/N |accuracy - confidence| over bins (Guo et al. 2017, Eq. 3)."""
+    """Compute the calibration error: sum of count/N |accuracy - confidence| over bins (Guo et al.
+
+    2017, Eq. 3).
+    """
     z, y = _checked(logits, labels)
     empty = np.full(bins, np.nan)
     if not len(y) or not _finite(z).all():
@@ -86,7 +94,7 @@ def calibration(logits: ArrayLike, labels: ArrayLike, bins: int = BINS) -> Calib
 
 
 def area(scores: Floats, positive: NDArray[np.bool_]) -> float:
-    """Mann-Whitney: the share of (positive, negative) pairs in the right order, ties counting half."""
+    """Compute the share of (positive, negative) pairs in the right order, ties count half (Mann-Whitney)."""
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     midranks = np.cumsum(counts) - (counts - 1) / 2
     n = int(positive.sum())
@@ -113,7 +121,7 @@ def _finite(z: Floats) -> NDArray[np.bool_]:
 
 
 def _checked(logits: Any, labels: Any) -> tuple[Floats, Integers]:
-    """Logits and labels as arrays; torch tensors of any precision are converted."""
+    """Compute the logits and labels as arrays; torch tensors of any precision are converted."""
     if hasattr(logits, "detach"):
         logits = logits.detach().double().cpu()
     if hasattr(labels, "detach"):
@@ -127,7 +135,7 @@ def _checked(logits: Any, labels: Any) -> tuple[Floats, Integers]:
 
 
 def _loss(tally: Tally) -> float:
-    """Mean cross-entropy: in float64 where the predictions are kept."""
+    """Compute the mean cross-entropy: in float64 where the predictions are kept."""
     if isinstance(tally, SampleTally):
         return cross_entropy(tally.predictions.outputs, tally.predictions.targets)
     return tally.mean

@@ -47,9 +47,9 @@ def overlap(predicted: Masks, truth: Masks, classes: int) -> tuple[Floats, Float
         p, t = predicted == k, truth == k
         both = (p & t).sum(axis=(1, 2))
         total = p.sum(axis=(1, 2)) + t.sum(axis=(1, 2))
-        one = np.ones(len(truth))
-        dice[:, k - 1] = np.divide(2 * both, total, out=one.copy(), where=total > 0)
-        iou[:, k - 1] = np.divide(both, total - both, out=one, where=total > 0)
+        ones = np.ones(len(truth))
+        dice[:, k - 1] = np.divide(2 * both, total, out=ones.copy(), where=total > 0)
+        iou[:, k - 1] = np.divide(both, total - both, out=ones, where=total > 0)
     failed = (predicted < 0).any(axis=(1, 2))  # type: ignore[operator]
     dice[failed], iou[failed] = 0.0, 0.0
     return dice, iou
@@ -61,17 +61,17 @@ def hausdorff(predicted: Masks, truth: Masks, classes: int) -> Floats:
     >>> hausdorff(np.array([[[1, 0, 0]]]), np.array([[[0, 0, 1]]]), 2)
     array([[2.]])
     """
-    found = np.empty((len(truth), classes - 1))
+    distances = np.empty((len(truth), classes - 1))
     for row, (p, t) in enumerate(zip(predicted, truth, strict=True)):
         for k in range(1, classes):
-            found[row, k - 1] = _distance(p == k, t == k)
+            distances[row, k - 1] = _distance(p == k, t == k)
         if (p < 0).any():
-            found[row] = math.hypot(*truth.shape[1:])
-    return found
+            distances[row] = math.hypot(*truth.shape[1:])
+    return distances
 
 
 def _distance(a: NDArray[np.bool_], b: NDArray[np.bool_]) -> float:
-    """The larger of the 95th percentiles of the distances from either border to the other one."""
+    """Give the larger of the 95th percentiles of the distances from either border to the other one."""
     if not a.any() and not b.any():
         return 0.0
     if not a.any() or not b.any():
@@ -83,7 +83,7 @@ def _distance(a: NDArray[np.bool_], b: NDArray[np.bool_]) -> float:
 
 
 def _border(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The pixels of a mask that touch a pixel outside it, or the edge of the picture."""
+    """Give the pixels of a mask that touch a pixel outside it, or the edge of the picture."""
     inside: NDArray[np.bool_] = scipy.ndimage.binary_erosion(mask)
     return mask & ~inside
 
@@ -189,15 +189,17 @@ class Segmentation(Task):
 
     def scores(self, tally: Tally, further: Mapping[str, Measure] | None = None) -> Scores:
         """Give the values of all measures; no distances where none were computed."""
-        found = super().scores(tally, further)
+        values = super().scores(tally, further)
         absent = "hausdorff" not in tally.sums
-        return {name: value for name, value in found.items() if not (absent and name.startswith("hausdorff"))}
+        return {
+            name: value for name, value in values.items() if not (absent and name.startswith("hausdorff"))
+        }
 
     def masks(self, outputs: Tensor) -> NDArray[np.int64]:
         """Give the predicted class of every pixel; -1 in samples where a logit is not finite."""
         finite = outputs.isfinite().flatten(1).all(1)
-        found = outputs.argmax(1).masked_fill(~finite[:, None, None], -1)
-        return np.asarray(found.cpu())
+        classes = outputs.argmax(1).masked_fill(~finite[:, None, None], -1)
+        return np.asarray(classes.cpu())
 
     def predicted(self, outputs: Tensor, names: Sequence[str]) -> dict[str, list[str]]:
         """Give the numbers of pixels that are predicted to be of each class but the first."""
@@ -213,11 +215,11 @@ class Segmentation(Task):
     ) -> dict[str, NDArray[np.float64]]:
         """Give Dice, IoU and Hausdorff distance of every case: the means over classes, and each class's."""
         masks, truth, count = self.masks(outputs), np.asarray(targets), outputs.shape[1]
-        found = dict(zip(("dice", "iou"), overlap(masks, truth, count), strict=True))
-        found["hausdorff"] = hausdorff(masks, truth, count)
-        columns = {kind: values.mean(1) for kind, values in found.items()}
+        by_class = dict(zip(("dice", "iou"), overlap(masks, truth, count), strict=True))
+        by_class["hausdorff"] = hausdorff(masks, truth, count)
+        columns = {kind: values.mean(1) for kind, values in by_class.items()}
         if count > 2:
-            for kind, values in found.items():
+            for kind, values in by_class.items():
                 columns |= {f"{kind}_{name}": values[:, k] for k, name in enumerate(names[1:])}
         return columns
 
@@ -251,10 +253,10 @@ def soft_dice(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _sums(kind: str, values: NDArray[np.float64]) -> dict[str, float]:
     """Sum over cases of the mean over classes; and of every class, where there are several."""
-    found = {kind: float(values.mean(1).sum())}
+    totals = {kind: float(values.mean(1).sum())}
     if values.shape[1] > 1:
-        found |= {f"{kind}_{k}": float(column.sum()) for k, column in enumerate(values.T, 1)}
-    return found
+        totals |= {f"{kind}_{k}": float(column.sum()) for k, column in enumerate(values.T, 1)}
+    return totals
 
 
 def _areas(masks: NDArray[np.generic], k: int) -> list[str]:

@@ -25,7 +25,7 @@ from fedld.tasks.measure import Measure, Tally
 
 
 def _concordance(tally: Tally) -> float:
-    """Harrell's index: the share of comparable pairs in the right order, ties counting half."""
+    """Compute Harrell's index: the share of comparable pairs in the right order, ties counting half."""
     pairs = tally.sums["comparable"]
     return tally.sums["concordant"] / pairs if pairs else float("nan")
 
@@ -146,8 +146,8 @@ class SurvivalDiscrete(Task):
 
     def fitted(self, clients: Sequence[Mapping[str, float]], names: Sequence[str]) -> "SurvivalDiscrete":
         """Take the rate from sums over the clients' training targets."""
-        events = sum(one["events"] for one in clients)
-        time = sum(one["time"] for one in clients)
+        events = sum(sums["events"] for sums in clients)
+        time = sum(sums["time"] for sums in clients)
         return replace(self, rate=events / time) if events > 0 and time > 0 else self
 
     @property
@@ -220,5 +220,5 @@ def hazard_losses(outputs: Tensor, places: Tensor, events: Tensor) -> Tensor:
     """
     before = torch.arange(outputs.shape[1], device=outputs.device) < places[:, None]
     survived = torch.where(before, F.softplus(outputs), 0.0).sum(1)
-    own = torch.gather(outputs, 1, places[:, None])[:, 0]
-    return survived + F.softplus(-own) * events.to(outputs.dtype)
+    at_end = torch.gather(outputs, 1, places[:, None])[:, 0]
+    return survived + F.softplus(-at_end) * events.to(outputs.dtype)

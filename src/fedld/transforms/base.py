@@ -10,7 +10,7 @@ The contract:
 3. Shapes and dtypes of a message depend on the layout alone. The server refuses a message of another form
    before it decodes it, and the records count these bytes.
 4. A client may keep tensors from one of its rounds to the next (error feedback): `encode` returns them beside
-   the message and finds them in `Sender.state`. The state of a client whose reply is refused is not advanced.
+   the message and finds them in `Sender.state`. A client with a refused reply keeps its old state.
 5. Randomness comes from `Sender.generator`, so every engine gives the same bits.
 6. A transform with `sums_only = True` comes last and shows the server nothing but sums: it has `total` in
    place of `decode`, for updates and for the entries of messages that a method needs as sums. What needs
@@ -76,7 +76,7 @@ UPDATE_ENTRIES = {PARAMETERS: SummedEntry(2.0**10), BUFFERS: SummedEntry(2.0**30
 class Total:
     """Sums over clients, by entry, in float64.
 
-    clients: the clients whose messages are in the sums
+    clients: the clients with messages in the sums
     weight: the sum of their w_i
     sums: of w_i times a weighted entry, of an entry that is not weighted as it is
     """
@@ -212,7 +212,7 @@ class Chain:
     @property
     def sums_only(self) -> UpdateTransform | None:
         """The transform that shows the server sums alone, if there is one."""
-        return next((one for one in self.transforms if one.sums_only), None)
+        return next((transform for transform in self.transforms if transform.sums_only), None)
 
     def encode(self, update: Tensor, sender: Sender) -> tuple[Tree, Tree]:
         """Apply the client side to an update.
@@ -232,8 +232,10 @@ class Chain:
         kept: Tree = {}
         for place, transform in enumerate(self.transforms):
             prefix = f"{STATE}{place}."
-            own = {key.removeprefix(prefix): t for key, t in sender.state.items() if key.startswith(prefix)}
-            message, new = transform.encode(message, _with_state(sender, own))
+            kept_before = {
+                key.removeprefix(prefix): t for key, t in sender.state.items() if key.startswith(prefix)
+            }
+            message, new = transform.encode(message, _with_state(sender, kept_before))
             kept |= {prefix + key: tensor for key, tensor in new.items()}
         return message, kept
 
@@ -261,7 +263,7 @@ class Chain:
         try:
             message, _ = self.encode(zeros, Sender(client="", round=0, seed=0, layout=layout))
         except KeyError as error:
-            names = ", ".join(one.name for one in self.transforms)
+            names = ", ".join(transform.name for transform in self.transforms)
             raise FedLDError(
                 f"the transforms {names} do not fit together: one needs {error} of the message before it"
             ) from None

@@ -69,7 +69,7 @@ class Quantise(UpdateTransform):
         return {**rest, PARAMETERS: self._values(message, layout)}
 
     def _ranges(self, values: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Smallest value and distance of levels of every tensor."""
+        """Give smallest value and distance of levels of every tensor."""
         parts = torch.split(values, [length for _, length in layout.tensors])
         low = torch.stack([part.min() for part in parts]) if parts else values.new_zeros(0)
         high = torch.stack([part.max() for part in parts]) if parts else values.new_zeros(0)
@@ -116,7 +116,7 @@ class TopK(UpdateTransform):
 
 
 def _with_residual(parameters: Tensor, sender: Sender) -> Tensor:
-    """The update and what was left of the client's last one."""
+    """Give the update and what was left of the client's last one."""
     return parameters + sender.state[RESIDUAL] if RESIDUAL in sender.state else parameters
 
 
@@ -125,7 +125,7 @@ def _lengths(layout: Layout) -> Tensor:
 
 
 def _packed(codes: Tensor, bits: int) -> Tensor:
-    """Codes of a few bits, several to a byte."""
+    """Pack codes of a few bits, several to a byte."""
     each = 8 // bits
     padded = torch.cat([codes, codes.new_zeros(-len(codes) % each)]).view(-1, each)
     return sum((padded[:, k] << (k * bits) for k in range(each)), start=torch.zeros_like(padded[:, 0]))

@@ -141,7 +141,7 @@ def combined_bound(coefficients: npt.NDArray[np.float64]) -> float:
 
 
 def sketch_length(dimension: int) -> int:
-    """Numbers of the sketch of an update: at most an eighth of its own.
+    """Give numbers of the sketch of an update: at most an eighth of its own.
 
     >>> sketch_length(10_000), sketch_length(1_000)
     (1024, 64)
@@ -150,7 +150,7 @@ def sketch_length(dimension: int) -> int:
 
 
 def _places(messages: Mapping[str, Tree]) -> dict[str, str]:
-    """Names for the simulated sites, sorted as the clients are."""
+    """Give names for the simulated sites, sorted as the clients are."""
     return {f"client{k:04}": client for k, client in enumerate(messages)}
 
 

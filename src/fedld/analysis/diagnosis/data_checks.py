@@ -8,7 +8,7 @@ from fedld.analysis.diagnosis.evidence import Evidence, Finding, limit, listing,
 from fedld.analysis.heterogeneity import feature_distances, feature_shift
 from fedld.analysis.sites import Participation
 from fedld.records.schema import OutlierRecord
-from fedld.tasks.measure import known
+from fedld.tasks.measure import finite_values
 
 
 def label_skew(evidence: Evidence) -> Iterator[Finding]:
@@ -191,7 +191,7 @@ def overruled(evidence: Evidence) -> Iterator[Finding]:
 
 def nothing_learned(evidence: Evidence) -> Iterator[Finding]:
     """The global model is no better than guessing."""
-    values = known([line.get("test", {}).get("balanced_accuracy") for line in evidence.rounds])
+    values = finite_values([line.get("test", {}).get("balanced_accuracy") for line in evidence.rounds])
     if not values or evidence.label_counts is None:
         return
     chance = 1 / max(int(np.count_nonzero(np.asarray(evidence.label_counts).sum(axis=0))), 1)

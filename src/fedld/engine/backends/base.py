@@ -41,7 +41,7 @@ class Backend(Protocol):
 
 @runtime_checkable
 class SummingBackend(Protocol):
-    """A backend whose clients keep their messages to themselves until these are summed."""
+    """A backend of clients that keep their messages to themselves until these are summed."""
 
     def total(
         self,

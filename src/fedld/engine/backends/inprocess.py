@@ -10,7 +10,7 @@ from fedld.engine.jobs import Done, Failure, Job, JobResult, PersonalJob, Setup,
 from fedld.engine.worker import Worker
 from fedld.layout import Tree
 
-LARGEST_UNIT = 64  # personalised models whose logits of the whole test set are held at once
+LARGEST_UNIT = 64  # personalised models with logits of the whole test set in memory at once
 
 
 def attempt(worker: Worker, job: Job) -> JobResult | Failure:
@@ -36,7 +36,7 @@ def _failure(error: Exception) -> Failure:
 
 
 def units(jobs: Sequence[Job], setup: Setup, workers: int) -> list[tuple[int, ...]]:
-    """Places of jobs that are done together: of models with one body some per worker, all others alone."""
+    """Give places of jobs that are done together: of models with one body some per worker, others alone."""
     together = setup.one_body and setup.divisible
     personal = [i for i, job in enumerate(jobs) if together and isinstance(job, PersonalJob)]
     size = min(LARGEST_UNIT, math.ceil(len(personal) / workers)) or 1
@@ -45,7 +45,7 @@ def units(jobs: Sequence[Job], setup: Setup, workers: int) -> list[tuple[int, ..
 
 
 def overdue(seconds: float) -> Failure:
-    """What is said of a job that was not done in time."""
+    """Give the failure of a job that was not done in time."""
     return Failure(f"not done within {seconds:.3g} s (round_timeout)", "")
 
 
@@ -66,12 +66,12 @@ class InProcess:
         for unit in units(jobs, self.setup, 1):
             mine = [jobs[i] for i in unit]
             late = deadline is not None and time.monotonic() > deadline and isinstance(mine[0], TrainJob)
-            found = [overdue(limit)] if late else attempt_all(self.worker, mine)
-            results |= zip(unit, found, strict=True)
-            for job, result in zip(mine, found, strict=True):
+            answers = [overdue(limit)] if late else attempt_all(self.worker, mine)
+            results |= zip(unit, answers, strict=True)
+            for job, result in zip(mine, answers, strict=True):
                 if done is not None:
                     done(job, result)
         return [results[i] for i in range(len(jobs))]
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Release nothing."""

@@ -171,7 +171,7 @@ SPARE = 16 << 20  # of the machine's shared memory, for others
 
 
 def allocate(setup: Setup, rows: int, *, shared: bool) -> SharedMemory:
-    """Room for the weights, `rows` updates, the logits of the test set, and the steps to choose from."""
+    """Allocate the weights, `rows` updates, the logits of the test set, and the steps to choose from."""
     size, directions = setup.layout.size, setup.method.directions
     shapes: Shapes = (
         (size,),
@@ -187,7 +187,10 @@ def allocate(setup: Setup, rows: int, *, shared: bool) -> SharedMemory:
 
 
 def _zeros(shape: tuple[int, ...], *, shared: bool) -> Tensor:
-    """Zeros; shared ones are written where they shall lie, or this process would keep pages of a copy."""
+    """Make zeros.
+
+    Shared ones are written where they shall lie, or this process would keep pages of a copy.
+    """
     if not shared:
         return torch.zeros(shape)
     tensor: Tensor = torch.empty(shape).share_memory_()  # type: ignore[no-untyped-call]
@@ -199,7 +202,7 @@ def _room() -> int:
 
 
 def _in_file(file: Path, shapes: Shapes, needed: int) -> SharedMemory:
-    """A file of the run's own, every block of it allocated now rather than missed by a worker later."""
+    """Make a file of the run's own, every block of it allocated now rather than missed by a worker later."""
     file.unlink(missing_ok=True)
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:

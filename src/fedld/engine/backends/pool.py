@@ -71,11 +71,14 @@ class Paces:
         self._slowness = [1.0] * workers
 
     def expected(self, worker: int, unit: Unit) -> float:
-        """Seconds that a unit would take; before the first of its kind is done, its cost."""
+        """Give seconds that a unit would take; before the first of its kind is done, its cost."""
         return unit.cost * self._rates.get(unit.kind, 1.0) * self._slowness[worker]
 
     def left(self, worker: int, unit: Unit, seconds: float) -> float:
-        """Seconds until a unit will be done that a worker has been at for some; one that is late stays so."""
+        """Give seconds until a unit will be done that a worker has been at for some.
+
+        One that is late stays so.
+        """
         return max(self.expected(worker, unit) - seconds, seconds / 4)
 
     def learn(self, worker: int, unit: Unit, seconds: float) -> None:
@@ -83,12 +86,12 @@ class Paces:
         if unit.cost <= 0 or seconds <= 0:
             return
         rate = seconds / unit.cost
-        known = self._rates.setdefault(unit.kind, rate / self._slowness[worker])
-        self._slowness[worker] += LEARN * (rate / known - self._slowness[worker])
-        self._rates[unit.kind] += LEARN * (rate / self._slowness[worker] - known)
+        expected = self._rates.setdefault(unit.kind, rate / self._slowness[worker])
+        self._slowness[worker] += LEARN * (rate / expected - self._slowness[worker])
+        self._rates[unit.kind] += LEARN * (rate / self._slowness[worker] - expected)
 
     def choose(self, worker: int, waiting: Sequence[Unit], left: Sequence[float]) -> int | None:
-        """Place of the unit that an idle worker takes, or None if others would end all of them earlier.
+        """Choose the place of the unit that an idle worker takes; None if others would end all earlier.
 
         The longest of `waiting` is the last; `left` are the seconds until each worker is free.
         """
@@ -104,7 +107,7 @@ class Paces:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        """Tensors as arrays of bytes, everything else as usual."""
+        """Reduce tensors to arrays of bytes, everything else as usual."""
         if not isinstance(value, Tensor):
             return NotImplemented
         flat = value.detach().cpu().contiguous().reshape(-1)
@@ -131,7 +134,10 @@ MAX_DEATHS = 3
 
 
 def count_workers(experiment: Experiment, workers: int | None) -> int:
-    """Worker processes: as asked, else one per core, or one per GPU; none for values that must stay here."""
+    """Count worker processes: as asked, else one per core, or one per GPU.
+
+    None for values that must stay here.
+    """
     device = find_device(experiment.device)
     if workers == 0 or stays_here(experiment.own, asked=workers is not None):
         return 0
@@ -166,7 +172,7 @@ class WorkerPool:
     def run(
         self, jobs: Sequence[Job], common: Tree, done: Done | None = None, deadline: float | None = None
     ) -> list[JobResult | Failure]:
-        """Do all jobs, the longest first; a job whose worker dies is done again by a new one."""
+        """Do all jobs, the longest first; if a worker dies, a new one does its job again."""
         results: dict[int, JobResult | Failure] = {}
         waiting = sorted(self._units(jobs), key=lambda unit: unit.cost)
         deaths = 0
@@ -234,12 +240,15 @@ class WorkerPool:
         return True
 
     def _units(self, jobs: Sequence[Job]) -> list[Unit]:
-        """The jobs with their expected time; what is done together takes about as long as one of them."""
-        found = units(jobs, self._setup, len(self._members))
-        return [Unit(at, type(jobs[at[0]]).__name__, self._cost(jobs[at[0]])) for at in found]
+        """Give the jobs with their expected time.
+
+        What is done together takes about as long as one of them.
+        """
+        grouped = units(jobs, self._setup, len(self._members))
+        return [Unit(at, type(jobs[at[0]]).__name__, self._cost(jobs[at[0]])) for at in grouped]
 
     def _cost(self, job: Job) -> float:
-        """Expected time in forward passes; training on a sample costs about three."""
+        """Compute the expected time in forward passes; training on a sample costs about three."""
         sizes = self._setup.sizes
         match job:
             case TrainJob():
@@ -293,7 +302,7 @@ def _end(member: _Member) -> None:
 
 
 def _serve(setup: Setup, memory: SharedMemory, connection: Connection, rank: int) -> None:
-    """A worker process: do jobs until the parent goes away."""
+    """Work as a worker process: do jobs until the parent goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     tune_process()

@@ -19,7 +19,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_TOP_PAD = -1, -3, -2
 
 
 def processes() -> BaseContext:
-    """How worker processes start: by the fork server, or anew where there is none (Windows).
+    """Say how worker processes start: by the fork server, or anew where there is none (Windows).
 
     Start them within `one_thread()`.
     """
@@ -43,7 +43,7 @@ def warm_up() -> None:
 
 @contextmanager
 def without_main(*needed: object) -> Iterator[None]:
-    """Children that start here do not import the calling script, unless something they get is defined in it.
+    """Let children that start here not import the calling script, unless something they get is defined in it.
 
     So a script needs no `if __name__ == "__main__":` to run an experiment; one with a method of its own does.
     """
@@ -60,7 +60,7 @@ def without_main(*needed: object) -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """End this process when the one that asked for it ends, however it ends: nobody wants its work then."""
+    """End this process when the one that started it ends, however it ends."""
 
     def watch() -> None:
         parent = parent_process()
@@ -72,7 +72,7 @@ def end_with_parent() -> None:
 
 
 def tune_process() -> None:
-    """One thread; and glibc keeps freed memory: giving activations back each step costs page faults."""
+    """Set one thread; and glibc keeps freed memory: giving activations back each step costs page faults."""
     import torch
 
     torch.set_num_threads(1)
