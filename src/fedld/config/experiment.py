@@ -166,6 +166,12 @@ class Experiment(BaseModel):
     optimiser: Literal["sgd", "nesterov", "adam", "adamw"] = setting(
         "training", "sgd", "optimiser of the clients: sgd, nesterov, adam or adamw", travels=True
     )
+    steps: Literal["plain", "centred"] = setting(
+        "training",
+        "plain",
+        "of trained layers: plain, or centred: as if their inputs had mean 0 (buffers = frozen)",
+        travels=True,
+    )
     momentum: Annotated[float, Field(ge=0, lt=1)] = setting(
         "training", 0.5, "momentum of the clients, with sgd and nesterov", travels=True
     )

@@ -248,13 +248,14 @@ def make_optimiser(experiment: Experiment) -> OptimiserSettings:
         keeps_moments=experiment.moments == "kept",
         clip=experiment.clip_gradients,
         head_lr=experiment.head_lr,
+        centred=experiment.steps == "centred",
     )
 
 
 def _check_optimiser(experiment: Experiment, method: Method) -> None:
     """Refuse an optimiser that a method's equations do not allow."""
     if method.needs_linear and not make_optimiser(experiment).linear:
-        settings = {"optimiser": "sgd", "moments": "reset", "head_lr": None}
+        settings = {"optimiser": "sgd", "moments": "reset", "head_lr": None, "steps": "plain"}
         given = {key: getattr(experiment, key) for key in settings}
         if given["optimiser"] == "nesterov":
             settings["optimiser"] = "nesterov"

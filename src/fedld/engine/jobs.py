@@ -202,12 +202,13 @@ class PrepareJob:
     """Ask a client for what its method needs before the round's training (`Method.prepare`).
 
     Before the first round every client may be asked for something else: sums of its `features`, where a head
-    standardises its inputs, and for a `closed` start what `fedld.methods.start` needs.
+    standardises its inputs; of the inputs of trained layers, whose means are the `centres` of centred steps;
+    and for a `closed` start what `fedld.methods.start` needs.
     """
 
     round: Count
     incoming: Incoming
-    what: Literal["method", "features", "closed"] = "method"
+    what: Literal["method", "features", "centres", "closed"] = "method"
     kind: Literal["prepare"] = "prepare"
 
 

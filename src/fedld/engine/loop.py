@@ -45,6 +45,7 @@ from fedld.methods import Server
 from fedld.methods.moments import set_head
 from fedld.methods.start import ClosedStart
 from fedld.models import as_model, head_names
+from fedld.models.centring import set_centres
 from fedld.models.standardise import moments
 from fedld.records.reader import read_run
 from fedld.records.schema import CROSS_LOSS, ROUNDS, Event, RoundLine, Summary
@@ -179,6 +180,8 @@ class RoundLoop:
                 callback.begin(experiment, path)
             if state.round == 0 and standardises(experiment):
                 standardise(self.exchange)
+            if state.round == 0 and experiment.steps == "centred":
+                centre(self.exchange)
             if state.round == 0 and experiment.start == "closed":
                 start_closed(self.exchange)
             while state.round < experiment.rounds and not self.stopped:
@@ -297,6 +300,16 @@ def standardise(exchange: Exchange) -> None:
     for name, view in setup.layout.views(weights).items():
         if name.endswith((".shift", ".scale")):
             view.copy_(shift if name.endswith(".shift") else scale)
+    state.server = replace(state.server, weights=weights)
+
+
+def centre(exchange: Exchange) -> None:
+    """Give centred steps the mean inputs of the trained layers over all images, before the first round."""
+    setup, state = exchange.setup, exchange.state
+    exchange.publish()
+    messages, _ = exchange.gather([PrepareJob(0, exchange.incoming(c), "centres") for c in setup.sizes])
+    sums, count = messages.stack("sums").sum(0), messages.stack("count").sum()
+    weights = set_centres(state.server.weights, setup.layout, sums, count.item())
     state.server = replace(state.server, weights=weights)
 
 

@@ -29,6 +29,7 @@ from fedld.methods import METHODS, Method
 from fedld.methods.closed import ClosedForm
 from fedld.models import MODELS, Model, Trunk, batchnorm_names, build, cut, load_weights, own_network
 from fedld.models.build import NAMES, VECTOR, build_vector
+from fedld.models.centring import add_centres, is_centre
 from fedld.models.files import model_bytes, read_model
 from fedld.models.standardise import standardise_head
 from fedld.models.unet import UNet, build_unet, is_unet
@@ -106,7 +107,8 @@ def divided(experiment: Experiment, method: Method, federation: Federation) -> t
     """Give the frozen trunk, if there is one, and the trained part with what the method adds to it."""
     trunk, model = cut(whole_network(experiment, federation), experiment.train)
     method.check(model)
-    return trunk, method.adapt(model)
+    adapted = method.adapt(model)
+    return trunk, add_centres(adapted) if experiment.steps == "centred" else adapted
 
 
 def make_layout(experiment: Experiment, method: Method, model: nn.Module) -> Layout:
@@ -128,7 +130,8 @@ def exported(
 
     Its metadata say how to use it (`fedld.engine.network`) and where it comes from.
     """
-    tensors = {**whole_network(experiment, federation).state_dict(), **layout.export(weights)}
+    trained = {name: value for name, value in layout.export(weights).items() if not is_centre(name)}
+    tensors = {**whole_network(experiment, federation).state_dict(), **trained}
     return model_bytes(tensors, to_metadata(facts_of(experiment, federation)) | provenance)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from fedld.aggregation import GramRule, Measured
 from fedld.config.experiment import Experiment
@@ -25,6 +26,7 @@ from fedld.methods.newton import CoxNewton, Newton
 from fedld.models import Model, Trunk
 from fedld.models.base import beyond_features
 from fedld.models.build import VECTOR
+from fedld.models.centring import centred_layers
 from fedld.records.schema import FORMAT, RunFacts
 from fedld.seeds import numpy_generator
 from fedld.tasks.base import Task, defined
@@ -59,6 +61,7 @@ def prepare(
         raise FedLDError(
             f"head_lr needs a network that names its head, which {type(model).__name__} does not"
         )
+    check_centred(experiment, model)
     layout = make_layout(experiment, method, model)
     server = method.init(layout.flatten(model), layout, [client.size for client in federation.clients])
     one_body = beyond_features(model, [entry.name for entry in layout.entries if entry.private])
@@ -272,6 +275,23 @@ def check_functions(setup: Setup) -> None:
             raise FedLDError(f"metric '{name}' gives no finite number for finite logits of all classes")
     if isinstance(setup.method.objective, FunctionObjective):
         setup.method.objective.check(torch.zeros_like(outputs).requires_grad_(), targets)
+
+
+def check_centred(experiment: Experiment, model: nn.Module) -> None:
+    """Refuse centred steps where they would not be those of centred inputs."""
+    if experiment.steps != "centred":
+        return
+    kind = experiment.optimiser
+    problems = {
+        "needs trained layers before the head: set train to last:N or all": experiment.train == "head",
+        "needs BatchNorm's statistics to stay: set buffers to frozen": experiment.buffers != "frozen",
+        f"is for sgd and nesterov, not for optimiser = '{kind}'": kind not in ("sgd", "nesterov"),
+        "measures means of activations, which have no epsilon: not with dp": experiment.dp is not None,
+        "needs a convolution or a linear layer with a bias or a BatchNorm": not centred_layers(model),
+    }
+    for problem, found in problems.items():
+        if found:
+            raise FedLDError(f"steps = 'centred' {problem}")
 
 
 def check_sums(experiment: Experiment, method: Method, task: Task) -> None:

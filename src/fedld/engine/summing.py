@@ -34,7 +34,7 @@ FEATURE_SUMS = {
     "sums": MessageSum(2.0**16, weighted=False, per_sample=True),
     "count": MessageSum(1.0, weighted=False, per_sample=True),
 }
-"""What clients send of the inputs of a head that standardises them."""
+"""What clients send of the inputs of a head that standardises them, and of trained layers."""
 
 TRAINING = "training"
 """The entry of what clients measure of their training."""
@@ -74,8 +74,13 @@ def update_entries(method: Method, largest: int) -> dict[str, SummedEntry]:
 
 def prepared_entries(method: Method, what: str, largest: int) -> dict[str, SummedEntry]:
     """Give how the messages of an exchange without training are added up."""
-    sums = {"method": method.message_sums, "features": FEATURE_SUMS, "closed": START_SUMS}[what]
-    return entries_of(sums, largest)
+    sums = {
+        "method": method.message_sums,
+        "features": FEATURE_SUMS,
+        "centres": FEATURE_SUMS,
+        "closed": START_SUMS,
+    }
+    return entries_of(sums[what], largest)
 
 
 def vote_entries(method: Method, largest: int) -> dict[str, SummedEntry]:

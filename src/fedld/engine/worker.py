@@ -42,6 +42,7 @@ from fedld.local import FeatureSamples, LocalClient, RowSamples, Samples
 from fedld.local.samples import BATCH
 from fedld.methods.start import start_message
 from fedld.models import Model, as_model
+from fedld.models.centring import input_sums
 from fedld.models.standardise import standardised
 from fedld.records.schema import Which
 from fedld.tasks import Tally
@@ -88,6 +89,7 @@ class Worker:
             "method": self.setup.method.prepare,
             "features": self._feature_sums,
             "closed": start_message,
+            "centres": self._centre_sums,
         }
         message = _on_cpu(answers[job.what](self._client(job)))
         return Prepared(message, all(bool(value.isfinite().all()) for value in message.values()))
@@ -107,6 +109,11 @@ class Worker:
             self.logits(client.samples)
         finally:
             handle.remove()
+        return {"sums": sums, "count": torch.tensor(float(len(client.samples)), dtype=torch.float64)}
+
+    def _centre_sums(self, client: LocalClient) -> Tree:
+        """Sums of what enters the trained layers, over the client's training images."""
+        sums = input_sums(self.flat.model, lambda: self.logits(client.samples))
         return {"sums": sums, "count": torch.tensor(float(len(client.samples)), dtype=torch.float64)}
 
     def _client(self, job: PrepareJob | TrainJob) -> LocalClient:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import count, islice
 from typing import Literal
 
@@ -18,6 +18,7 @@ from fedld.local.optimiser import Optimiser, OptimiserSettings, parameter_groups
 from fedld.local.private import PrivateSteps
 from fedld.local.samples import Batch, ClassWeights, Embedding, Samples
 from fedld.models.base import as_model, head_block_names
+from fedld.models.centring import CentredSteps
 from fedld.seeds import derive, torch_generator
 
 Loss = Callable[[Context], Tensor]
@@ -133,6 +134,23 @@ class LocalClient:
         self.model: nn.Module = self.flat.model
         self.layout: Layout = self.flat.layout
 
+    @cached_property
+    def _centred(self) -> CentredSteps | None:
+        """What centred steps are at the incoming weights, if steps are centred."""
+        if not self.training.optimiser.centred:
+            return None
+        return CentredSteps(self.model, self.layout, self.incoming)
+
+    def step_along(self, gradient: Tensor) -> None:
+        """Take one step without momentum.
+
+        Args:
+            gradient: a vector as long as `weights`; centred steps change it in place.
+        """
+        if self._centred is not None:
+            self._centred.apply(gradient)
+        self.weights.sub_(gradient, alpha=self.rate)
+
     @property
     def rate(self) -> float:
         """The learning rate in this round."""
@@ -200,6 +218,8 @@ class LocalClient:
                     correction(flat.weights, flat.gradient)
                 if total_gradient is not None:
                     total_gradient.add_(flat.gradient)
+                if self._centred is not None:
+                    self._centred.apply(flat.gradient)
                 optimiser.step()
                 self.steps += 1
                 self.loss_count += len(labels)

@@ -34,7 +34,7 @@ class OptimiserSettings:
 
     `keeps_moments`: a client goes on in its next round with the moments that it had. `clip` bounds the length
     of a batch's gradient, before weight decay and a method's correction. `head_lr` is the learning rate of
-    the head's parameters.
+    the head's parameters. `centred` steps are those of `fedld.models.centring`.
     """
 
     kind: Kind = "sgd"
@@ -44,6 +44,7 @@ class OptimiserSettings:
     keeps_moments: bool = False
     clip: float | None = None
     head_lr: float | None = None
+    centred: bool = False
 
     @cached_property
     def adaptive(self) -> bool:
@@ -53,7 +54,7 @@ class OptimiserSettings:
     @property
     def linear(self) -> bool:
         """Whether the way that a round went is one rate times a weighted sum of its gradients."""
-        return not (self.adaptive or self.keeps_moments or self.head_lr is not None)
+        return not (self.adaptive or self.keeps_moments or self.head_lr is not None or self.centred)
 
 
 @dataclass(frozen=True)

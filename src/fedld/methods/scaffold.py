@@ -89,7 +89,7 @@ class Scaffold(Method):
 
         client.train(self.loss, correction=gather, epochs=1)
         mean = total / client.steps
-        client.weights.sub_(client.rate * mean)
+        client.step_along(mean.clone())
         return client.reply(message={"change": mean}, state={"c_i": mean})
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:

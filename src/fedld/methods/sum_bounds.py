@@ -94,6 +94,26 @@ def feature_sums_problem(message: Tree, samples: int) -> str | None:
     return None
 
 
+def centre_sums_problem(message: Tree, samples: int) -> str | None:
+    """Say why a message cannot hold the sums from which the means of trained layers' inputs are made.
+
+    Args:
+        message: `sums` of the inputs (D,), and `count`.
+        samples: How many samples the client described.
+
+    Returns:
+        The reason, None if the sums are possible.
+    """
+    sums, count = message.get("sums"), message.get("count")
+    if sums is None or count is None or sums.ndim != 1 or count.ndim:
+        return "its sums have another shape than the inputs of the trained layers"
+    if problem := _counts_problem(count[None], samples):
+        return problem
+    if bool((sums.double().square() > LARGEST_SQUARE * count.square()).any()):
+        return f"its inputs have squared means above {LARGEST_SQUARE:g}"
+    return None
+
+
 def mean_length(message: Tree) -> float | None:
     """Give the root mean square length of the inputs behind a client's sums; None without sums."""
     if "moments" not in message:

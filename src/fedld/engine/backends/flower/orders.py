@@ -50,7 +50,7 @@ from fedld.errors import FedLDError
 from fedld.layout import Tree
 from fedld.local.client import MEASURED
 from fedld.methods.start import RIDGE
-from fedld.methods.sum_bounds import feature_sums_problem
+from fedld.methods.sum_bounds import centre_sums_problem, feature_sums_problem
 from fedld.tasks import Tally
 from fedld.transforms import BUFFERS, PARAMETERS
 
@@ -238,6 +238,7 @@ class Orders:
             "method": self.setup.method.message_problem,
             "closed": RIDGE.message_problem,
             "features": feature_sums_problem,
+            "centres": centre_sums_problem,
         }
         if problem := problems[what](message, samples):
             raise FedLDError(problem)
