@@ -8,7 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedld.aggregation import RULES, CountSketch, aggregate
+from fedld.aggregation import (
+    RULES,
+    Bounds,
+    CountSketch,
+    MatrixSource,
+    Updates,
+    aggregate,
+    column_specs,
+    combine_updates,
+    make_rule,
+)
 from fedld.aggregation.gram import each
 
 
@@ -133,3 +143,24 @@ def test_an_error_in_a_thread_reaches_the_caller(threads):
     with pytest.raises(ZeroDivisionError):
         list(each(lambda task: 1 // task, [1, 0, 1]))
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.parametrize("granularity", ["model", "layer"])
+def test_the_engines_way_gives_the_bits_and_the_report_of_aggregate(rule, granularity):
+    """Methods combine checked updates; `aggregate` checks what it is given and does the same."""
+    torch.manual_seed(0)
+    G, sizes, clients = torch.randn(7, 900), [4.0, 1, 3, 2, 5, 2, 9], tuple("abcdefg")
+    tensors = (("a.weight", 500), ("a.bias", 20), ("b.weight", 380))
+    chosen = make_rule(rule)
+    facts = {"granularity": granularity, "tensors": tensors, "clients": clients, "max_weight": 0.3}
+    expected = aggregate(G, sizes, chosen, propose=True, **facts)
+    updates = Updates(
+        source=MatrixSource(G, column_specs(tensors)),
+        clients=clients,
+        p=np.array(sizes) / sum(sizes),
+        granularity=granularity,
+    )
+    result = combine_updates(updates, chosen, propose=True, bounds=Bounds(0.3))
+    assert torch.equal(result.update, expected.update)
+    assert result.report == expected.report

@@ -65,8 +65,8 @@ def _due(experiment: Experiment, round_: int, every: int) -> bool:
 def _personal_due(setup: Setup, round_: int) -> bool:
     experiment = setup.experiment
     every = experiment.personal_every or experiment.eval_every
-    told = setup.transforms.sums_only is None  # else nothing that a single client measures is told
-    return told and setup.personalised and _due(experiment, round_, every)
+    single = setup.transforms.sums_only is None  # else the server learns of no single client's measures
+    return single and setup.personalised and _due(experiment, round_, every)
 
 
 def evaluation_line(

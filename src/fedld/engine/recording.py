@@ -55,17 +55,17 @@ def mean_training_loss(setup: Setup, trained: Mapping[str, Trained]) -> float:
     """Give the mean of the clients' losses in training, weighted as the clients are."""
     p = shares([setup.sizes[name] for name in trained], setup.method.client_weights)
     losses = torch.tensor([one.metrics["train_loss"] for one in trained.values()], dtype=torch.float64)
-    return told_mean(p, losses)
+    return mean_of_sent(p, losses)
 
 
-def told_mean(p: Tensor, values: Tensor) -> float:
-    """Give the weighted mean of what is told; what a site keeps to itself is NaN.
+def mean_of_sent(p: Tensor, values: Tensor) -> float:
+    """Compute the weighted mean of the values that were sent; what a site keeps to itself is NaN.
 
-    >>> told_mean(torch.tensor([0.25, 0.25, 0.5]), torch.tensor([1.0, 3.0, torch.nan]))
+    >>> mean_of_sent(torch.tensor([0.25, 0.25, 0.5]), torch.tensor([1.0, 3.0, torch.nan]))
     2.0
     """
-    told = ~values.isnan()
-    return float(p @ values) if told.all() else float(p[told] @ values[told] / p[told].sum())
+    sent = ~values.isnan()
+    return float(p @ values) if sent.all() else float(p[sent] @ values[sent] / p[sent].sum())
 
 
 def client_lines(

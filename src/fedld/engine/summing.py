@@ -124,7 +124,7 @@ class TrainingLosses:
     """Losses of a round's clients on their training samples, as means over all of them.
 
     Attributes:
-        train: While they trained, weighted as the clients are; None where it is not told.
+        train: While they trained, weighted as the clients are; None where no client sent it.
         before: Of the incoming model; None where it was not measured.
         after: Of the models that they trained.
     """
