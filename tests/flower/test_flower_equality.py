@@ -23,6 +23,7 @@ METHODS = {
     "fedbn": {"model": "resnet8"},
     "scaffold": {"momentum": 0.0},
     "fediir": {},
+    "fednova": {"model": "resnet8", "train": "last:2", "buffers": "frozen", "steps": "centred"},
     "fedld-drift": {"rule": {"name": "measured", "unseen": 0.3, "samples": 80}},
     "fedprox": {"model": "resnet8", "train": "head"},
 }

@@ -2,16 +2,20 @@
 
 import json
 import math
+import time
 
 import pytest
 from typer.testing import CliRunner
 
 import fedld
 from fedld.cli import app
+from fedld.config.experiment import make_experiment
 from fedld.errors import FedLDError
 from fedld.records.reader import read_run
 from fedld.study import auto as module
+from fedld.study import grid
 from fedld.study.auto import AutoTrial, auto, candidates
+from fedld.study.grid import Cell, attempt, run_cell
 
 TINY = {
     "dataset": "fundus-sim",
@@ -92,3 +96,40 @@ def test_what_it_cannot_do_is_a_sentence(tmp_path):
 
 def test_a_failed_trial_counts_for_nothing():
     assert AutoTrial("x", 1, {0: 0.9, 1: None}, 1.0, 1.0).mean == -math.inf
+
+
+def test_a_run_ends_before_the_round_that_its_time_does_not_allow(tmp_path, monkeypatch):
+    experiment = make_experiment({**TINY, "train": "all", "method": "fedavg", "rounds": 5, "workers": 0})
+    clock = iter([0.0, 0.0, *[0.0, 1e9] * 9])
+    monkeypatch.setattr(grid.time, "time", lambda: next(clock))
+    why = attempt(Cell("fedavg", experiment, tmp_path / "run", until=1e6), lambda event: None)
+    assert why == "its time was over after round 2 of 5"
+    assert not (tmp_path / "run" / "summary.json").exists()
+    monkeypatch.undo()
+    assert run_cell(Cell("fedavg", experiment, tmp_path / "run"), lambda event: None)["rounds"] == 5
+
+
+def test_nothing_is_begun_when_the_time_is_over(tmp_path):
+    experiment = make_experiment({**TINY, "method": "fedavg", "workers": 0})
+    cell = Cell("fedavg", experiment, tmp_path / "run", until=time.time() - 1)
+    assert attempt(cell, lambda event: None) == "no time was left for it"
+    assert not (tmp_path / "run").exists()
+
+
+def test_minutes_that_end_with_the_first_trial_are_refused_and_more_of_them_go_on(two, tmp_path):
+    settings = {**TINY, "train": "all"}
+    with pytest.raises(FedLDError, match=r"0.0001 minutes are too few for the first of 2 trials"):
+        auto(settings, tmp_path, minutes=0.0001, jobs=0)
+    assert auto(settings, tmp_path, minutes=60, jobs=0, resume=True).chosen.startswith("fed")
+
+
+def test_a_final_training_takes_the_rounds_that_there_is_time_for(two, tmp_path, monkeypatch):
+    search = module._Search({**TINY, "rounds": 20}, tmp_path, 1.0, None, 0, lambda event: None)
+    search.trials = [AutoTrial("fedavg, lr 0.01", 5, {0: 0.5}, 25.0, 1.0)]
+    chosen = next(c for c in search.candidates if c.method == "fedavg")
+    assert 7 <= search._fitting(chosen, 20) <= 9  # 55 s, 6 s a round
+    monkeypatch.setattr(search, "end", time.time() - 1)
+    assert search._fitting(chosen, 20) == 1
+    result = search._train(chosen, None, "for a test")
+    assert result.reason.startswith("for a test; the time allowed 1 of 20 rounds")
+    assert result.measures["accuracy"] is not None

@@ -14,13 +14,14 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from fedld.analysis.statistics import PairedDifference, paired_difference
-from fedld.config.experiment import Experiment, make_experiment
+from fedld.config.experiment import Experiment, make_experiment, read_toml
 from fedld.config.resolve import make_measures
 from fedld.errors import FedLDError
 from fedld.paths import make_folder
@@ -29,7 +30,7 @@ from fedld.records.schema import FORMAT, Event
 from fedld.records.tables import no_html
 from fedld.records.writer import write_atomically
 from fedld.study import formats
-from fedld.study.grid import Cell, run_cell, run_grid
+from fedld.study.grid import Cell, Deadline, OtherSettings, run_cell, run_grid
 from fedld.study.measures import check_primary
 from fedld.study.tune import HOLD_OUT, validation_score
 from fedld.tasks.measure import Measure
@@ -41,6 +42,8 @@ RATES = (0.003, 0.01, 0.03, 0.1)
 LEAST_SEEDS, MOST_SEEDS = 3, 5
 MARGIN = 1.2
 """How much longer than expected a run may take before the minutes are exceeded."""
+BEGIN = 5.0
+"""Seconds to begin and end the final training."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ class _Search:
         jobs: int | None,
         progress: Callable[[Event], None],
     ) -> None:
-        self.begun = time.monotonic()
+        self.end = time.time() + 60 * minutes
         self.out, self.minutes, self.progress = out, minutes, progress
         self.settings = {key: value for key, value in settings.items() if key != "hold_out"}
         self.hold_out = settings.get("hold_out", HOLD_OUT)
@@ -188,11 +191,17 @@ class _Search:
         rounds = self.experiment.rounds
         short, middle = max(1, math.ceil(rounds / 4)), max(1, math.ceil(rounds / 2))
         first = next(c for c in self.candidates if c.method == BASELINE)
-        self._check_minutes(self._tried([first], short)[first.label], short)
-        scores = self._tried(self.candidates, short)
+        trial = self._tried([first], short)[first.label]
+        if None in trial.scores.values() and self._over(0):
+            raise FedLDError(
+                f"{self.minutes:g} minutes are too few for the first of {len(self.candidates)} trials: "
+                "it goes on with more minutes and --resume"
+            )
+        self._check_minutes(trial, short)
+        scores = self._tried(self.candidates, short, keep=self._after_trials(trial))
         kept = self._better(self.candidates, scores, len(self.candidates) // 2)
         if self._expected(kept, scores, middle, 1) < self._left() - self._reserve(kept, scores):
-            scores = self._tried(kept, middle)
+            scores |= self._finished(self._tried(kept, middle, keep=self._reserve(kept, scores)))
         best = self._better([c for c in kept if c.method != BASELINE], scores, 1)[:1]
         base = self._better([c for c in kept if c.method == BASELINE], scores, 1)[0]
         if not best:
@@ -205,15 +214,19 @@ class _Search:
         one = self._expected(pair, scores, rounds, 1)
         final = self._expected([base], scores, rounds, 1) * self.jobs
         seeds = int(max(LEAST_SEEDS, min(MOST_SEEDS, (self._left() - final) // max(one, 1e-9))))
-        found = self._tried(pair, rounds, seeds)
+        found = self._tried(pair, rounds, seeds, keep=final / max(self.jobs, 1))
         ours, theirs = (list(found[c.label].scores.values()) for c in pair)
-        if math.isinf(found[best.label].mean):
+        known = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
+        if len(known) < 2 and self._over(final / max(self.jobs, 1)):
+            why = f"no time was left to compare {best.label} with {base.label}, so {base.label} is used"
+            return self._train(base, None, why)
+        if len(known) < 2:
             return self._train(base, None, f"{best.label} failed with all rounds, so {base.label} is used")
         sign = -1.0 if self.measure.better == "less" else 1.0
-        known = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
         difference = paired_difference([sign * a for a, _ in known], [sign * b for _, b in known])
         low, high = difference.interval or (-math.inf, math.inf)
-        said = f"{self.measure.name} {difference.mean:+.4f} [95 %: {low:+.4f} to {high:+.4f}], {seeds} seeds"
+        between = f"[95 %: {low:+.4f} to {high:+.4f}], {len(known)} seeds"
+        said = f"{self.measure.name} {difference.mean:+.4f} {between}"
         if low > 0:
             return self._train(best, difference, f"{best.label} is better than {base.label}: {said}")
         why = f"nothing is surely better than {base.label}; the best other one is {best.label}: {said}"
@@ -222,10 +235,16 @@ class _Search:
     def _train(self, chosen: Candidate, difference: PairedDifference | None, reason: str) -> AutoResult:
         """Train the chosen candidate on everything; only now the test set is read."""
         rounds = 1 if chosen.method in CLOSED else self.experiment.rounds
-        asked = {"rounds": rounds, "eval_every": rounds}
+        fitting = self._fitting(chosen, rounds)
+        if fitting < rounds:
+            reason += f"; the time allowed {fitting} of {rounds} rounds for the final model"
+        asked = {"rounds": fitting, "eval_every": fitting}
         experiment = make_experiment({**self.settings, **chosen.settings, **asked})
-        run_cell(Cell(chosen.label, experiment, self.out / "final"), self.progress)
+        deadline = Deadline(self.end, ends=True)
+        run_cell(Cell(chosen.label, experiment, self.out / "final"), self.progress, [deadline])
         run = read_run(self.out / "final")
+        if (done := len(run.rounds.lines)) < fitting:
+            reason += f"; stopped after round {done}, as the time was over: the test set was not read"
         last = {
             name: values[max(values)] for name in make_measures(experiment) if (values := run.scores(name))
         }
@@ -243,10 +262,30 @@ class _Search:
         write_atomically(self.out / "auto.md", result.to_markdown().encode())
         return result
 
-    def _tried(self, chosen: Sequence[Candidate], rounds: int, seeds: int = 1) -> dict[str, AutoTrial]:
-        """Run candidates on held-out images; what is finished already is read."""
-        cells = {(c.label, seed): self._cell(c, rounds, seed) for c in chosen for seed in range(seeds)}
-        run_grid(list(cells.values()), jobs=self.jobs, progress=self.progress)
+    def _fitting(self, chosen: Candidate, rounds: int) -> int:
+        """So many rounds of the final training are over in time; as many as before where it was begun."""
+        file = self.out / "final" / "config.toml"
+        if file.exists():
+            return make_experiment(read_toml(file), self.experiment.own).rounds
+        trials = [trial for trial in self.trials if trial.label == chosen.label and trial.seconds]
+        a_round = max((trial.seconds / trial.rounds for trial in trials), default=0.0)
+        if not a_round:
+            return rounds
+        return int(max(1, min(rounds, (self._left() - BEGIN) / (MARGIN * a_round))))
+
+    def _tried(
+        self, chosen: Sequence[Candidate], rounds: int, seeds: int = 1, keep: float = 0.0
+    ) -> dict[str, AutoTrial]:
+        """Run candidates on held-out images until `keep` seconds are left; what is finished is read."""
+        until = self.end - keep
+        cells = {(c.label, seed): self._cell(c, rounds, seed, until) for c in chosen for seed in range(seeds)}
+        try:
+            run_grid(list(cells.values()), jobs=self.jobs, progress=self.progress)
+        except OtherSettings:
+            raise
+        except FedLDError:  # all failed
+            if not self._over(keep) and time.time() < until:
+                raise
         found = {}
         for candidate in chosen:
             own = {seed: cells[candidate.label, seed] for seed in range(seeds)}
@@ -255,26 +294,38 @@ class _Search:
         self.trials = list(told.values())
         return found
 
-    def _cell(self, candidate: Candidate, rounds: int, seed: int) -> Cell:
+    def _finished(self, trials: Mapping[str, AutoTrial]) -> dict[str, AutoTrial]:
+        return {label: trial for label, trial in trials.items() if not math.isinf(trial.mean)}
+
+    def _over(self, keep: float) -> bool:
+        """Say whether the time but for `keep` seconds is over, or will be before another round is."""
+        slowest = max((trial.seconds / trial.rounds for trial in self.trials), default=0.0)
+        return self._left() - keep <= MARGIN * slowest
+
+    def _cell(self, candidate: Candidate, rounds: int, seed: int, until: float) -> Cell:
         asked = {"hold_out": self.hold_out, "rounds": rounds, "seed": seed, "workers": 0}
         settings = {**self.settings, **candidate.settings, **asked}
         if candidate.method in CLOSED:
             settings["rounds"] = 1  # which are all that it needs
         name = re.sub(r"[^\w.-]+", "-", candidate.label)
         folder = self.out / "trials" / f"{name}-rounds{rounds}-seed{seed}"
-        return Cell(candidate.label, make_experiment(settings), folder)
+        return Cell(candidate.label, make_experiment(settings), folder, until=until)
 
     def _trial(self, label: str, rounds: int, cells: Mapping[int, Cell]) -> AutoTrial:
         scores: dict[int, float | None] = {}
         seconds, sent = [], []
         for seed, cell in cells.items():
+            scores[seed] = None
+            if not (cell.path / "config.toml").exists():
+                continue  # no time was left to begin it
             run = read_run(cell.path)
-            try:
-                scores[seed] = validation_score(run, self.measure)
-            except FedLDError:
-                scores[seed] = None
+            if (cell.path / "summary.json").exists():
+                with suppress(FedLDError):
+                    scores[seed] = validation_score(run, self.measure)
             seconds.append(sum(run.series("seconds").values()))
             sent.append(sum(run.series("bytes_up").values()) + sum(run.series("bytes_down").values()))
+        if not seconds:
+            return AutoTrial(label, rounds, scores, 0.0, 0.0)
         return AutoTrial(label, rounds, scores, fmean(seconds), fmean(sent) / 1e6)
 
     def _better(
@@ -312,15 +363,19 @@ class _Search:
         """Refuse minutes in which not every candidate can be tried, two compared and one trained."""
         a_round = trial.seconds / rounds
         trained = sum(c.method not in CLOSED for c in self.candidates)
-        whole = self.experiment.rounds
-        work = a_round * (rounds * trained + whole * 2 * LEAST_SEEDS) / max(self.jobs, 1) + a_round * whole
-        least = math.ceil(10 * MARGIN * work / 60) / 10
+        work = a_round * rounds * trained / max(self.jobs, 1)
+        least = math.ceil(10 * (MARGIN * work + self._after_trials(trial)) / 60) / 10
         if least > self.minutes:
             raise FedLDError(
                 f"{self.minutes:g} minutes are too few for one trial of each of {len(self.candidates)} "
                 f"candidates: at least {least:g} are needed"
             )
 
+    def _after_trials(self, trial: AutoTrial) -> float:
+        """Seconds to keep for the comparison and the final training, by the speed of a trial."""
+        a_round, whole = trial.seconds / trial.rounds, self.experiment.rounds
+        return BEGIN + MARGIN * a_round * (whole * 2 * LEAST_SEEDS / max(self.jobs, 1) + whole)
+
     def _left(self) -> float:
         """Seconds that are left."""
-        return 60 * self.minutes - (time.monotonic() - self.begun)
+        return self.end - time.time()

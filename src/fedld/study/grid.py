@@ -8,6 +8,7 @@ is imported again for a run.
 import math
 import os
 import signal
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -30,8 +31,9 @@ from fedld.engine.backends.processes import (
     tune_process,
     without_main,
 )
+from fedld.engine.callbacks import Callback
 from fedld.errors import FedLDError, Interrupted
-from fedld.records.schema import Event, Summary
+from fedld.records.schema import Event, RoundLine, Summary
 
 if TYPE_CHECKING:
     from fedld.study.cluster import Cluster
@@ -48,17 +50,52 @@ STOPPED = "stopped; what is finished is kept: continue with the same command and
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a grid."""
+    """One run of a grid; `until` is the time of day (`time.time`) at which it has to be over, if any."""
 
     label: str
     experiment: Experiment
     path: Path
     engine: Engine = THIS_MACHINE
+    until: float | None = None
+
+
+class OutOfTime(FedLDError):  # noqa: N818 (reads as what happened)
+    """A run has no time left; its rounds are kept."""
+
+
+class Deadline(Callback):
+    """Ends a run in time: after the round from which the next one might not be over.
+
+    Args:
+        until: the time of day.
+        ends: the run is finished with the rounds that it has; else it can be continued.
+    """
+
+    sees_model = False
+
+    def __init__(self, until: float, *, ends: bool = False) -> None:
+        self.until, self.ends, self.longest = until, ends, 0.0
+
+    def begin(self, experiment: Experiment, out: Path) -> None:
+        """Refuse to begin when the time is over."""
+        self.rounds = experiment.rounds
+        if time.time() >= self.until and not self.ends:
+            raise OutOfTime("no time was left for it")
+
+    def after_round(self, line: RoundLine, model: Any) -> bool:
+        """Compare what is left with the longest round."""
+        self.longest = max(self.longest, line["seconds"])
+        enough = line["round"] == self.rounds or time.time() + self.longest <= self.until
+        if not enough and not self.ends:
+            raise OutOfTime(f"its time was over after round {line['round']} of {self.rounds}")
+        return not enough
 
 
 def run_cell(cell: Cell, progress: Callable[[Event], None], callbacks: Sequence[Any] = ()) -> Summary:
     """Run a cell, continue it, or give the summary of a finished one."""
     check_settings(cell)
+    if cell.until is not None:
+        callbacks = [*callbacks, Deadline(cell.until)]
     if (cell.path / "config.toml").exists():
         return loop.resume(
             cell.path,
@@ -118,6 +155,8 @@ def attempt(
 ) -> Outcome:
     """Run a cell; what it fails of is told and given, but for errors `through` which the caller answers."""
     raised: tuple[type[FedLDError], ...] = (OtherSettings, Interrupted, *through)
+    if cell.until is not None and time.time() >= cell.until:
+        return "no time was left for it"
     try:
         return run_cell(cell, _teller(cell, progress))
     except raised:
