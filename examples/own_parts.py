@@ -13,7 +13,7 @@ from fedld.methods import Card
 
 
 class Net(nn.Module):
-    """A network of one's own: two layers on eight numbers."""
+    """An own network: two layers on eight numbers."""
 
     def __init__(self, classes):
         super().__init__()
