@@ -149,7 +149,7 @@ def _difference(standing: Standing, scale: float = 1.0, digits: int = 2) -> str:
 
 def _primary_text(row: Row) -> str:
     """Return the measure that decides, with its own number of digits."""
-    shown = row.study.comparison.shown
+    shown = row.study.comparison.primary_measure
     return spread(row.standing.values.get(shown.name, {}).values(), shown.digits)
 
 
@@ -210,11 +210,11 @@ COLUMNS: dict[str, Column] = {
     "primary": Column("{primary}", _primary_text),
     "primary_difference": Column(
         "difference to {baseline} [95 %]",
-        lambda row: _difference(row.standing, digits=row.study.comparison.shown.digits),
+        lambda row: _difference(row.standing, digits=row.study.comparison.primary_measure.digits),
     ),
     "own_models": Column(
         "{primary}, own models",
-        lambda row: spread(row.standing.personal.values(), row.study.comparison.shown.digits),
+        lambda row: spread(row.standing.personal.values(), row.study.comparison.primary_measure.digits),
     ),
     "p_value": Column("p (Holm)", lambda row: p_text(row.standing.p_value)),
     "effect_size": _single("effect", _effect, "+.1f", ""),
@@ -271,7 +271,7 @@ def table(name: str, columns: str, rows: str = "") -> str:
     chosen = rows.split()
     comparison = load_study(name).comparison
     baseline = PUBLISHED.get(comparison.baseline, comparison.baseline)
-    primary = f"{comparison.shown.title} {comparison.shown.unit}".strip()
+    primary = f"{comparison.primary_measure.title} {comparison.primary_measure.unit}".strip()
     head = [column(c).heading.format(baseline=baseline, primary=primary) for c in columns.split()]
     body = {
         row.label: [column(c).text(row) for c in columns.split()]

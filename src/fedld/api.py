@@ -190,9 +190,9 @@ def compare(
     if client is not None and engine != "local":
         raise FedLDError("executor runs the study on a cluster, whose engine is 'local': give no engine")
     parts = {"model": model, "objective": objective, "rule": rule, "metrics": metrics, "folds": folds}
-    asked = _settings(federation, parts, settings)
+    named_settings = _settings(federation, parts, settings)
     study = plan(
-        asked,
+        named_settings,
         methods,
         seeds if seeds is not None else (0,) if folds else (0, 1, 2),
         command="fedld.compare(...) in Python",
@@ -259,8 +259,8 @@ def auto(
         ...
     fedld.errors.FedLDError: minutes is the time to spend, above 0, not 0
     """
-    asked = _settings(federation, {"model": model, "metrics": metrics}, settings)
-    return search(asked, user_path(out), minutes=minutes, primary=primary, jobs=jobs, resume=resume)
+    named_settings = _settings(federation, {"model": model, "metrics": metrics}, settings)
+    return search(named_settings, user_path(out), minutes=minutes, primary=primary, jobs=jobs, resume=resume)
 
 
 def tune(
@@ -436,8 +436,8 @@ def _settings(federation: Data, parts: Mapping[str, Any], settings: Mapping[str,
     for key in settings:
         if key in parts or key == "dataset":
             raise FedLDError(f"'{key}' is given twice")
-    given = {key: value for key, value in parts.items() if value is not None}
-    return {**given, **_data_settings(federation), **settings}
+    named_parts = {key: value for key, value in parts.items() if value is not None}
+    return {**named_parts, **_data_settings(federation), **settings}
 
 
 def _own_data(federation: Data, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -458,14 +458,14 @@ def _data_settings(federation: Data) -> dict[str, Any]:
         return dict(federation)
     spec = federation if isinstance(federation, DataSpec) else getattr(federation, "spec", None)
     if spec is None:
-        found: dict[str, Any] = {"dataset": federation}
+        data_settings: dict[str, Any] = {"dataset": federation}
         if isinstance(federation, Federation):
-            found |= {"clients": len(federation.clients), "partition": "site"}
-        return found
-    known = {key: value for key, value in vars(spec).items() if value is not None}
-    seed = known.pop("seed")
-    shared = {key: value for key, value in known.items() if key in SETTINGS}
-    return {**shared, "data_seed": seed, "data": {k: v for k, v in known.items() if k not in SETTINGS}}
+            data_settings |= {"clients": len(federation.clients), "partition": "site"}
+        return data_settings
+    spec_fields = {key: value for key, value in vars(spec).items() if value is not None}
+    seed = spec_fields.pop("seed")
+    shared = {key: value for key, value in spec_fields.items() if key in SETTINGS}
+    return {**shared, "data_seed": seed, "data": {k: v for k, v in spec_fields.items() if k not in SETTINGS}}
 
 
 @contextmanager

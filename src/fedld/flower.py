@@ -126,17 +126,17 @@ def _is_parameter(key: str, value: Tensor) -> bool:
 
 def _refused(states: list[Tree], names: list[str]) -> dict[str, str]:
     """Sites whose BatchNorm statistics cannot be used, and why."""
-    found = {}
+    refused = {}
     for name, state in zip(names, states, strict=True):
         for key in state:
             if key.endswith(STATISTICS) and (problem := statistic_problem(key, state[key])):
-                found[name] = problem
-    return found
+                refused[name] = problem
+    return refused
 
 
 def _lines(round_: int, report: Report, sizes: dict[str, float]) -> list[dict[str, Any]]:
     """One line a client: its size, the length of its update, and its angle to the aggregate."""
-    facts = zip(report.clients, report.norms, report.cosines, strict=True)
+    values = zip(report.clients, report.norms, report.cosines, strict=True)
     lines: list[dict[str, Any]] = [
         {
             "round": round_,
@@ -145,7 +145,7 @@ def _lines(round_: int, report: Report, sizes: dict[str, float]) -> list[dict[st
             "update_norm": norm,
             "cosine_to_aggregate": cos,
         }
-        for name, norm, cos in facts
+        for name, norm, cos in values
     ]
     return lines + [
         {"round": round_, "client": name, "size": sizes[name], "excluded": why}

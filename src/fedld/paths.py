@@ -7,24 +7,26 @@ from pathlib import Path
 from fedld.errors import FedLDError
 
 
-def user_path(given: str | Path) -> Path:
+def user_path(typed: str | Path) -> Path:
     """The path, `~` expanded; what can be no path is said in a sentence.
 
     >>> user_path("a\\0b")
     Traceback (most recent call last):
     fedld.errors.FedLDError: 'a?b' is no path: it holds a character that no path has
     """
-    text = str(given)
-    shown = "".join(c if c.isprintable() else "?" for c in (text if len(text) < 200 else f"{text[:200]}..."))
+    text = str(typed)
+    printable = "".join(
+        c if c.isprintable() else "?" for c in (text if len(text) < 200 else f"{text[:200]}...")
+    )
     if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
-        raise FedLDError(f"'{shown}' is no path: it holds a character that no path has")
+        raise FedLDError(f"'{printable}' is no path: it holds a character that no path has")
     try:
         path = Path(text).expanduser()
         path.exists()
     except RuntimeError:
-        raise FedLDError(f"'{shown}' begins with a user that this machine does not know") from None
+        raise FedLDError(f"'{printable}' begins with a user that this machine does not know") from None
     except OSError as error:
-        raise FedLDError(f"'{shown}' cannot be used: {error.strerror}") from None
+        raise FedLDError(f"'{printable}' cannot be used: {error.strerror}") from None
     return path
 
 
@@ -36,13 +38,13 @@ def make_folder(folder: Path) -> None:
         raise FedLDError(f"cannot write to '{folder}': {error.strerror}") from None
 
 
-def absolute(given: str) -> str:
+def absolute(typed: str) -> str:
     """The same path from the root, `~` left for whoever opens it; nothing for nothing.
 
     >>> absolute("/data"), absolute("~/data"), absolute("")
     ('/data', '~/data', '')
     """
-    return given if not given or given.startswith("~") else os.path.abspath(given)
+    return typed if not typed or typed.startswith("~") else os.path.abspath(typed)
 
 
 def require_regular(path: Path) -> None:

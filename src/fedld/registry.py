@@ -121,9 +121,9 @@ class Registry(dict[str, Value]):
             raise FedLDError(f"{self.kind} '{name}' cannot be used here: take {', '.join(self)}")
         return self[name]
 
-    def resolve(self, given: Any) -> Any:
+    def resolve(self, value: Any) -> Any:
         """Return the part of a name, or a user's value as a part."""
-        return self.find(given) if isinstance(given, str) else self.accept(given)
+        return self.find(value) if isinstance(value, str) else self.accept(value)
 
     def load_plugins(self) -> None:
         """Add the parts of installed packages.
@@ -231,8 +231,8 @@ def first_problem(error: ValidationError | ValueError) -> str:
     place = ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     got = problem["input"]
-    shown = f", not {got!r}" if isinstance(got, str | int | float | bool | None) else ""
-    return f"{place}: {message[0].lower()}{message[1:]}{shown}" if place else message
+    value_text = f", not {got!r}" if isinstance(got, str | int | float | bool | None) else ""
+    return f"{place}: {message[0].lower()}{message[1:]}{value_text}" if place else message
 
 
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")

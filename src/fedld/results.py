@@ -136,13 +136,13 @@ class Result:
         from fedld.study.report.curves import measure_chart
 
         chart = measure_chart([self._run], next(iter(self._run.measures.values())), looks([self.label]))
-        facts = [
+        cells = [
             [name.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else str(value)]
             for name, value in flat_summary(self.summary).items()
             if isinstance(value, int | float) and name.startswith(("final", "rounds", "clients", "seconds"))
         ]
         title = f"<p><b>{escape(self.label)}</b> on {escape(self.summary['dataset'])}</p>"
-        return title + _table(facts) + (_picture(chart.figure) if chart else "")
+        return title + _table(cells) + (_picture(chart.figure) if chart else "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,10 +218,10 @@ class Study:
         from fedld.study.report.curves import measure_chart
 
         labels = [standing.label for standing in self.comparison.standings]
-        chart = measure_chart(self.comparison.runs, self.comparison.shown, looks(labels))
+        chart = measure_chart(self.comparison.runs, self.comparison.primary_measure, looks(labels))
         notes = "".join(f"<li>{escape(line)}</li>" for line in self.comparison.warnings)
-        said = f"<p><b>{escape(self.verdict)}.</b></p><ul>{notes}</ul>"
-        return said + _table(self.table, head=True) + (_picture(chart.figure) if chart else "")
+        text = f"<p><b>{escape(self.verdict)}.</b></p><ul>{notes}</ul>"
+        return text + _table(self.table, head=True) + (_picture(chart.figure) if chart else "")
 
 
 def _numbers(standing: Standing) -> dict[str, Any]:
@@ -231,13 +231,13 @@ def _numbers(standing: Standing) -> dict[str, Any]:
     for name, by_seed in standing.values.items():
         values = list(by_seed.values())
         row |= {name: fmean(values), f"{name}_sd": stdev(values) if len(values) > 1 else None}
-    found = standing.difference
-    low, high = (found.interval if found else None) or (None, None)
+    difference = standing.difference
+    low, high = (difference.interval if difference else None) or (None, None)
     return row | {
-        "difference": found.mean if found else None,
+        "difference": difference.mean if difference else None,
         "difference_low": low,
         "difference_high": high,
-        "effect_size": found.effect_size if found else None,
+        "effect_size": difference.effect_size if difference else None,
         "p_value": standing.p_value,
         "megabytes": standing.megabytes,
         "seconds": standing.seconds,

@@ -86,9 +86,9 @@ def image_features(
 
 def _columns(values: Floats) -> Floats:
     """The columns of a table, missing numbers as the mean of those that are known."""
-    known = np.isfinite(values)
-    means = np.where(known, values, 0).sum(0) / np.maximum(known.sum(0), 1)
-    return np.where(known, values, means)
+    present = np.isfinite(values)
+    means = np.where(present, values, 0).sum(0) / np.maximum(present.sum(0), 1)
+    return np.where(present, values, means)
 
 
 def feature_distances(means: ArrayLike, spreads: ArrayLike) -> Floats:

@@ -113,7 +113,7 @@ def auroc_interval(
     if len(present) < 2 or not np.isfinite(s).all():
         return Estimate(None)
     parts = [_influence(s[:, k], y == k) for k in present]
-    area = float(np.mean([one for one, _ in parts]))
+    area = float(np.mean([part for part, _ in parts]))
     influence = np.mean([values for _, values in parts], axis=0)
     if groups is not None:
         influence = _by_group(influence, groups)
@@ -167,13 +167,13 @@ def sensitivity_interval(
     order = np.argsort(s, kind="stable")
     names = np.arange(len(s)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
     s, sick, unit = s[order], sick[order], names[order]
-    count, found = int(unit.max()) + 1, []
+    count, estimates = int(unit.max()) + 1, []
     rng = numpy_generator(0, "bootstrap", len(s))
     for start in range(0, draws, step := max(1, CHUNK // len(s))):
         times = rng.multinomial(count, np.full(count, 1 / count), min(step, draws - start))
-        found.append(_sensitivity(s, sick, times[:, unit].astype(np.float64), specificity))
+        estimates.append(_sensitivity(s, sick, times[:, unit].astype(np.float64), specificity))
     tail = (1 - confidence) / 2
-    low, high = np.nanquantile(np.concatenate(found), [tail, 1 - tail])
+    low, high = np.nanquantile(np.concatenate(estimates), [tail, 1 - tail])
     caught = s[sick] > _threshold(s, np.cumsum(~sick)[None], specificity)
     fixed = accuracy_interval(caught, None if groups is None else unit[sick], confidence)
     assert fixed.low is not None

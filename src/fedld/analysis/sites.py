@@ -91,17 +91,17 @@ def case_result(
     >>> case_result({"dice": np.array([0.9, 1.0])}, {"dice": 1.0}).measures["dice"].high
     1.0
     """
-    found = {}
+    measures = {}
     for name, column in values.items():
         estimate = mean_interval(column, groups)
         if estimate.low is not None and estimate.high is not None:
             low = max(estimate.low, 0.0)
             estimate = Estimate(estimate.value, low, min(estimate.high, bounds.get(name, np.inf)))
-        found[name] = estimate
+        measures[name] = estimate
     return CaseResult(
         pictures=len(next(iter(values.values()))),
         patients=None if groups is None else len(np.unique(np.asarray(groups))),
-        measures=found,
+        measures=measures,
     )
 
 
@@ -111,7 +111,7 @@ class Absence:
 
     client: str
     rounds: tuple[int, ...]  # in which it was missing
-    asked: int  # rounds in which it was sampled
+    sampled: int  # rounds in which it was sampled
     until_end: bool  # missing in every round that asked for it, from some round to the last
     reasons: dict[str, int]
     share: float | None  # of all clients' samples
@@ -131,7 +131,7 @@ class Absence:
         """The absence in one sentence."""
         when = f"from round {self.since} on" if self.until_end else _rounds(self.rounds)
         data = "" if self.share is None else f"; it holds {self.share:.0%} of the data"
-        count = f"{len(self.rounds)} of {self.asked} rounds"
+        count = f"{len(self.rounds)} of {self.sampled} rounds"
         return f"{self.client} is missing {when} ({count}): {self.reason}{data}."
 
 
@@ -157,7 +157,7 @@ class Participation:
         return {(x["client"], x["round"]): str(x["excluded"]) for x in self.lines if "excluded" in x}
 
     @cached_property
-    def asked(self) -> set[tuple[str, int]]:
+    def sampled(self) -> set[tuple[str, int]]:
         """Client and round of everybody who was sampled."""
         return {(line["client"], line["round"]) for line in self.lines}
 
@@ -166,15 +166,17 @@ class Participation:
         """One for each client that was ever missing, those with most data first."""
         sizes = {line["client"]: line.get("size") or 0 for line in self.lines}
         total = sum(sizes.values())
-        found = []
+        absences = []
         for client in self.clients:
-            asked = [r for r in self.rounds if (client, r) in self.asked]
-            gone = tuple(r for r in asked if (client, r) in self.missing)
+            sampled = [r for r in self.rounds if (client, r) in self.sampled]
+            gone = tuple(r for r in sampled if (client, r) in self.missing)
             if gone:
                 reasons = Counter(self.missing[client, r] for r in gone)
                 share = sizes[client] / total if total else None
-                found.append(Absence(client, gone, len(asked), gone[-1] == asked[-1], dict(reasons), share))
-        return sorted(found, key=lambda one: -(one.share or 0.0) * len(one.rounds))
+                absences.append(
+                    Absence(client, gone, len(sampled), gone[-1] == sampled[-1], dict(reasons), share)
+                )
+        return sorted(absences, key=lambda absence: -(absence.share or 0.0) * len(absence.rounds))
 
 
 def _rounds(rounds: tuple[int, ...]) -> str:

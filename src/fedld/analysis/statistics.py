@@ -81,8 +81,8 @@ def mean_interval(
     >>> [round(x, 2) for x in mean_interval([80.0, 82.0, 84.0, 81.0, 83.0], folds=5)]
     [79.06, 84.94]
     """
-    found = paired_difference(values, np.zeros(np.shape(values)), confidence, folds=folds)
-    return found.interval
+    test = paired_difference(values, np.zeros(np.shape(values)), confidence, folds=folds)
+    return test.interval
 
 
 def _p_value(mean: float, error: float, freedom: int) -> float:

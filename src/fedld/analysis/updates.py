@@ -129,9 +129,9 @@ def mean_cosines(reports: Sequence[ConflictLine]) -> tuple[list[str], Floats, Fl
     total, seen = np.zeros((2, len(names), len(names)))
     weight = np.zeros(len(names))
     for report in reports:
-        own, weights = gram_clients(report)
-        there = [k for k, name in enumerate(own) if name in place]
-        rows = [place[own[k]] for k in there]
+        clients, weights = gram_clients(report)
+        there = [k for k, name in enumerate(clients) if name in place]
+        rows = [place[clients[k]] for k in there]
         total[np.ix_(rows, rows)] += pairwise_cosine(np.asarray(report["gram"]))[np.ix_(there, there)]
         seen[np.ix_(rows, rows)] += 1
         weight[rows] += np.asarray(weights)[there]

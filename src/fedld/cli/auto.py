@@ -25,15 +25,15 @@ def auto(
     from fedld.study.auto import auto as search
 
     try:
-        found = search(settings, out, minutes=minutes, primary=primary, jobs=jobs, resume=resume)
+        result = search(settings, out, minutes=minutes, primary=primary, jobs=jobs, resume=resume)
     except Interrupted:
         raise Interrupted(f"stopped; what is finished is kept; continue with --resume --out {out}") from None
     if json:
-        typer.echo(dump(found.to_json()))
+        typer.echo(dump(result.to_json()))
         return
-    typer.echo(found.to_markdown())
-    value = found.measures.get(found.primary)
+    typer.echo(result.to_markdown())
+    value = result.measures.get(result.primary)
     typer.echo(
-        f"{found.chosen} on the test set: {found.primary} {'unknown' if value is None else f'{value:.4f}'}"
+        f"{result.chosen} on the test set: {result.primary} {'unknown' if value is None else f'{value:.4f}'}"
     )
-    typer.echo(f"model: {found.path / 'model.safetensors'}")
+    typer.echo(f"model: {result.path / 'model.safetensors'}")

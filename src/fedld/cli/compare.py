@@ -123,10 +123,10 @@ def rich_table(comparison: "Comparison", width: int) -> "RichTable":
 
     head, *rows = comparison.table
     used = len(head) if width >= WIDE else NARROW
-    shown = RichTable(title=comparison.title, box=box.SIMPLE)
-    shown.add_column(head[0], no_wrap=True)
+    table = RichTable(title=comparison.title, box=box.SIMPLE)
+    table.add_column(head[0], no_wrap=True)
     for k, name in enumerate(head[1:used]):
-        shown.add_column(name, justify="right", no_wrap=k < 2)
+        table.add_column(name, justify="right", no_wrap=k < 2)
     for row in rows:
-        shown.add_row(*row[:used])
-    return shown
+        table.add_row(*row[:used])
+    return table

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedld.errors import FedLDError
-from fedld.records.ledger import Ledger, shown
+from fedld.records.ledger import Ledger, entry_lines
 
 ledger = typer.Typer(help="Verify and show the ledger of a server or a site.", no_args_is_help=True)
 File = Annotated[Path, typer.Argument(help="ledger.jsonl, or the folder that has it")]
@@ -22,14 +22,14 @@ def verify(
     head: Annotated[str | None, typer.Option(help="a hash noted earlier, or from a model file")] = None,
 ) -> None:
     """Recompute every hash; a changed line is named, and the exit code is 2."""
-    found = _ledger(path).check()
-    if found.problem:
-        raise FedLDError(f"'{path}': {found.problem}; the {len(found.entries)} lines before it are whole")
-    if head is not None and head not in {entry["hash"] for entry in found.entries}:
+    check = _ledger(path).check()
+    if check.problem:
+        raise FedLDError(f"'{path}': {check.problem}; the {len(check.entries)} lines before it are whole")
+    if head is not None and head not in {entry["hash"] for entry in check.entries}:
         raise FedLDError(f"'{path}' has no line with the hash {head}: lines are missing at its end")
-    if found.torn:
-        typer.echo(f"an unfinished line of {found.torn} bytes is at the end: a crash, or a changed end")
-    typer.echo(f"{len(found.entries)} lines are whole; head {found.head}")
+    if check.torn:
+        typer.echo(f"an unfinished line of {check.torn} bytes is at the end: a crash, or a changed end")
+    typer.echo(f"{len(check.entries)} lines are whole; head {check.head}")
 
 
 @ledger.command()
@@ -38,5 +38,5 @@ def show(
 ) -> None:
     """Print the ledger's lines."""
     entries = _ledger(path).check().entries
-    for line in shown(entries if last is None else entries[-last:] if last else []):
+    for line in entry_lines(entries if last is None else entries[-last:] if last else []):
         typer.echo(line)

@@ -56,8 +56,8 @@ def known_methods() -> list[dict[str, Any]]:
         return _described()
     package = Path(__file__).parents[1]
     places = [file for room in ("methods", "local", "aggregation") for file in (package / room).glob("*.py")]
-    known = [(str(file), file.stat().st_mtime_ns) for file in sorted(places)]
-    key = sha256(repr((__version__, known)).encode()).hexdigest()
+    plugins = [(str(file), file.stat().st_mtime_ns) for file in sorted(places)]
+    key = sha256(repr((__version__, plugins)).encode()).hexdigest()
     name = f"methods-{key[:20]}.json"
     try:
         return list(json_format.loads((cache_root() / name).read_text()))

@@ -12,15 +12,15 @@ def presets(
     from fedld.config.presets import names, read_preset
     from fedld.records.writer import dump
 
-    found: dict[str, dict[str, Any]] = {name: read_preset(name) for name in names()}
+    presets_by_name: dict[str, dict[str, Any]] = {name: read_preset(name) for name in names()}
     if json:
-        typer.echo(dump(found))
+        typer.echo(dump(presets_by_name))
         return
-    width = max(map(len, found))
-    for name, settings in found.items():
-        facts = [f"{settings[key]}" for key in ("dataset", "model")]
-        facts += [f"{settings['rounds']} rounds", f"lr {settings['lr']}"]
-        facts += [f"split {settings['split']}"] if "split" in settings else []
-        facts += [f"alpha {settings['alpha']}"] if "alpha" in settings else []
-        typer.echo(f"{name:{width}}  {', '.join(facts)}")
+    width = max(map(len, presets_by_name))
+    for name, settings in presets_by_name.items():
+        cells = [f"{settings[key]}" for key in ("dataset", "model")]
+        cells += [f"{settings['rounds']} rounds", f"lr {settings['lr']}"]
+        cells += [f"split {settings['split']}"] if "split" in settings else []
+        cells += [f"alpha {settings['alpha']}"] if "alpha" in settings else []
+        typer.echo(f"{name:{width}}  {', '.join(cells)}")
     typer.echo("use one: fedld run --preset NAME, with further options after it")

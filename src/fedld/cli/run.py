@@ -41,10 +41,10 @@ def run(
     changes = {name: settings.pop(name) for name in CHANGEABLE if resume is not None and name in settings}
     if resume is not None:
         path, saved = resume, read_toml(resume / "config.toml")
-        own = _own_again(settings, saved)
+        own_values = _own_again(settings, saved)
         if out:
             raise FedLDError("--resume continues a run where it is: give no --out")
-        experiment = make_experiment(saved | changes, own)
+        experiment = make_experiment(saved | changes, own_values)
     else:
         experiment = make_experiment(settings if engine == "local" else _flower(settings))
         path = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{experiment.method['name']}"
@@ -52,14 +52,14 @@ def run(
         if engine != "local":
             summary = _submit(engine, server, path, experiment, bars, resume is not None, changes)
         elif resume is not None:
-            summary = loop.resume(path, progress=bars, warn=console.print, own=own, **changes)
+            summary = loop.resume(path, progress=bars, warn=console.print, own=own_values, **changes)
         else:
             summary = loop.run(experiment, path, progress=bars)
     if json:
         typer.echo(dump(summary | {"path": str(path)}))
     else:
         _print(summary, path)
-    absent = [name for name, one in summary["participation"].items() if one["missing"]]
+    absent = [name for name, record in summary["participation"].items() if record["missing"]]
     for name in absent:
         console.print(f"[bold red]{absence(name, summary['participation'][name])}[/bold red]")
     allowed = 0 if require_all else max_missing
@@ -68,29 +68,30 @@ def run(
         raise typer.Exit(MISSING)
 
 
-def absence(name: str, one: ParticipationRecord) -> str:
+def absence(name: str, record: ParticipationRecord) -> str:
     """A client's absence in a sentence.
 
     >>> absence("beta", {"drawn": 10, "took_part": 3, "missing": {"away": 7}, "gone_since": 4})
     "'beta' was missing in 7 of 10 rounds, from round 4 to the end (away: 7)"
     """
-    end = f", from round {one['gone_since']} to the end" if one["gone_since"] else ""
-    why = ", ".join(f"{reason}: {count}" for reason, count in one["missing"].items())
-    return f"'{name}' was missing in {one['drawn'] - one['took_part']} of {one['drawn']} rounds{end} ({why})"
+    end = f", from round {record['gone_since']} to the end" if record["gone_since"] else ""
+    why = ", ".join(f"{reason}: {count}" for reason, count in record["missing"].items())
+    missing = record["drawn"] - record["took_part"]
+    return f"'{name}' was missing in {missing} of {record['drawn']} rounds{end} ({why})"
 
 
 def _own_again(settings: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
     """The user's own parts of a run that is resumed: the only settings that may be given again."""
     from fedld.config.own import name_values
 
-    named, own = name_values(settings)
+    named, own_values = name_values(settings)
     for key, value in named.items():
-        if key not in own or saved.get(key) != value:
+        if key not in own_values or saved.get(key) != value:
             raise FedLDError(
                 "--resume continues a run with its own settings: give no others but the import paths of its "
                 f"own parts, as they were ('{key}' is {saved.get(key)!r} there)"
             )
-    return own
+    return own_values
 
 
 def _flower(settings: dict[str, Any]) -> dict[str, Any]:

@@ -27,19 +27,25 @@ def with_settings(*without: str, many: bool = False) -> Callable[[Callable[..., 
         names = [name for name in SETTINGS if name not in without]
 
         @wraps(command)
-        def wrapper(**given: Any) -> None:
-            asked = {name: given.pop(name) for name in names}
-            files = _read(given.pop("preset"), given.pop("config"), asked.get("method"), many)
-            assignments = [f"{table}.{pair}" for table in TABLES for pair in asked.pop(table) or []]
-            chosen = {name: value for name, value in asked.items() if value is not None}
-            assignments += given.pop("set_") or []
-            if many and given.get("methods"):
-                _check_methods(assignments, given["methods"])
-            command(settings=_imported(override(files | chosen, assignments), chosen, assignments), **given)
+        def wrapper(**arguments: Any) -> None:
+            command_arguments = {name: arguments.pop(name) for name in names}
+            files = _read(
+                arguments.pop("preset"), arguments.pop("config"), command_arguments.get("method"), many
+            )
+            assignments = [
+                f"{table}.{pair}" for table in TABLES for pair in command_arguments.pop(table) or []
+            ]
+            chosen = {name: value for name, value in command_arguments.items() if value is not None}
+            assignments += arguments.pop("set_") or []
+            if many and arguments.get("methods"):
+                _check_methods(assignments, arguments["methods"])
+            command(
+                settings=_imported(override(files | chosen, assignments), chosen, assignments), **arguments
+            )
 
-        own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
+        parameters = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
         options = [_option(SETTINGS[name]) for name in names]
-        wrapper.__signature__ = inspect.Signature([*own, *_config(), *options])  # type: ignore[attr-defined]
+        wrapper.__signature__ = inspect.Signature([*parameters, *_config(), *options])  # type: ignore[attr-defined]
         return wrapper
 
     return decorate

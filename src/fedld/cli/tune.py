@@ -41,15 +41,17 @@ def tune(
 ) -> None:
     """Search a method's numbers, or any settings, on held-out training images, never on the test set."""
     from fedld.study.progress import console
-    from fedld.study.tune import TuningTrial, shown
+    from fedld.study.tune import TuningTrial, value_text
     from fedld.study.tune import tune as search
 
     def show(trial: TuningTrial) -> None:
-        found = ", ".join(f"{name} {shown(value)}" for name, value in trial.values.items()) or "as given"
+        choice = (
+            ", ".join(f"{name} {value_text(value)}" for name, value in trial.values.items()) or "as given"
+        )
         score = trial.error if trial.score is None else f"{trial.score:.4f}"
-        console.print(f"trial {trial.number}: {found}: {score} ({trial.seconds:.0f} s)", highlight=False)
+        console.print(f"trial {trial.number}: {choice}: {score} ({trial.seconds:.0f} s)", highlight=False)
 
-    if sum(given is not None for given in (only, grid, ranges)) > 1:
+    if sum(option is not None for option in (only, grid, ranges)) > 1:
         raise FedLDError("--only, --grid and --range exclude each other: each says all that is searched")
     tuned = search(
         {"method": "fedavg"} | settings,
@@ -80,8 +82,8 @@ def parse_grid(part: str) -> tuple[str, tuple["Value", ...]]:
     (('lr', (0.01, 0.1)), ('model', ('cnn', 'resnet8')))
     """
     name, equals, text = part.partition("=")
-    values = tuple(plain_value(one.strip()) for one in text.split(",") if one.strip())
-    if not equals or not values or not all(isinstance(one, float | int | str) for one in values):
+    values = tuple(plain_value(item.strip()) for item in text.split(",") if item.strip())
+    if not equals or not values or not all(isinstance(item, float | int | str) for item in values):
         raise FedLDError(f"--grid wants NAME=VALUE,VALUE, not '{part}'")
     return name.strip(), values
 

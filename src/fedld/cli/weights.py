@@ -18,12 +18,12 @@ def weights(
     if file is None:
         _list(json)
         return
-    found = check_file(file, model)
+    fit = check_file(file, model)
     if json:
-        typer.echo(dump(found))
+        typer.echo(dump(fit))
         return
-    typer.echo(f"{file} fits {found['model']}: {found['report']}")
-    typer.echo(f"try: fedld run --model {found['model']} --weights {file} --train head")
+    typer.echo(f"{file} fits {fit['model']}: {fit['report']}")
+    typer.echo(f"try: fedld run --model {fit['model']} --weights {file} --train head")
 
 
 def _list(json: bool) -> None:
@@ -56,8 +56,10 @@ def check_file(file: Path, model: str | None = None) -> dict[str, Any]:
         except FedLDError as error:
             problems.append(str(error))
             continue
-        facts = {key: list(getattr(report, key)) for key in ("loaded", "missing", "unexpected", "mismatched")}
-        return {"file": str(file), "model": name, "report": str(report), **facts}
+        result = {
+            key: list(getattr(report, key)) for key in ("loaded", "missing", "unexpected", "mismatched")
+        }
+        return {"file": str(file), "model": name, "report": str(report), **result}
     raise FedLDError(problems[0] if model else f"weights file '{file}' fits none of {', '.join(NAMES)}")
 
 

@@ -55,36 +55,38 @@ class Imported:
 def name_values(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings in which everything is named, and the values that only their owner has."""
     named: dict[str, Any] = dict(settings)
-    own: dict[str, Any] = {}
+    own_values: dict[str, Any] = {}
     for kind in REGISTRIES:
-        given = settings.get(kind)
-        if kind in LISTS and given is not None:
-            named[kind], own_values = _listed(kind, given)
-            own |= {kind: own_values} if own_values else {}
-        elif isinstance(given, Imported):
-            own[kind] = REGISTRIES[kind].accept(given.value)
-            table = {"name": given.path, **given.options}
-            named[kind] = table if kind in ("method", "objective", "rule") else given.path
-        elif isinstance(given, dict) and kind in NAMES_ONLY:
-            raise wrong_part(kind, "or a value", given)
-        elif given is not None and not isinstance(given, str | dict):
-            value = REGISTRIES[kind].accept(given)
+        value = settings.get(kind)
+        if kind in LISTS and value is not None:
+            named[kind], listed = _listed(kind, value)
+            own_values |= {kind: listed} if listed else {}
+        elif isinstance(value, Imported):
+            own_values[kind] = REGISTRIES[kind].accept(value.value)
+            table = {"name": value.path, **value.options}
+            named[kind] = table if kind in ("method", "objective", "rule") else value.path
+        elif isinstance(value, dict) and kind in NAMES_ONLY:
+            raise wrong_part(kind, "or a value", value)
+        elif value is not None and not isinstance(value, str | dict):
+            value = REGISTRIES[kind].accept(value)
             named[kind], built_in = _describe(kind, value)
-            own |= {} if built_in else {kind: value}
-    return named, own
+            own_values |= {} if built_in else {kind: value}
+    return named, own_values
 
 
 def import_typed(settings: Mapping[str, Any], typed: Collection[str]) -> dict[str, Any]:
     """Settings with the values of import paths that the user typed; a path of a file is refused."""
     result = dict(settings)
     for kind in REGISTRIES:
-        given = settings.get(kind)
+        value = settings.get(kind)
         if kind in LISTS:
-            listed = [given] if isinstance(given, str) else given if isinstance(given, list) else []
-            asked = [name for name in listed if isinstance(name, str)]
-            result |= {kind: [_take(name, typed, kind, {}) for name in asked]} if asked else {}
+            listed = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+            names_to_import = [name for name in listed if isinstance(name, str)]
+            result |= (
+                {kind: [_take(name, typed, kind, {}) for name in names_to_import]} if names_to_import else {}
+            )
             continue
-        options = dict(given) if isinstance(given, dict) else {"name": given}
+        options = dict(value) if isinstance(value, dict) else {"name": value}
         name = options.pop("name", None)
         if isinstance(name, str):
             taken = _take(name, typed, kind, options)
@@ -116,25 +118,25 @@ LISTS = ("metrics", "transform")
 """Settings that name several values."""
 
 
-def _listed(kind: str, given: Any) -> tuple[list[str], dict[str, Any]]:
+def _listed(kind: str, values: Any) -> tuple[list[str], dict[str, Any]]:
     """Names of metrics or transforms, and those among them that are the user's own."""
-    if isinstance(given, str | UpdateTransform) or callable(given):
-        given = [given]
-    if not isinstance(given, Mapping | list | tuple):
-        raise FedLDError(f"{kind} must be a list or a table, not {given!r}")
-    named = given if isinstance(given, Mapping) else {_name_in_list(one): one for one in given}
-    own = {
-        name: REGISTRIES[kind].accept(one.value if isinstance(one, Imported) else one)
-        for name, one in named.items()
-        if not isinstance(one, str)
+    if isinstance(values, str | UpdateTransform) or callable(values):
+        values = [values]
+    if not isinstance(values, Mapping | list | tuple):
+        raise FedLDError(f"{kind} must be a list or a table, not {values!r}")
+    named = values if isinstance(values, Mapping) else {_name_in_list(value): value for value in values}
+    own_values = {
+        name: REGISTRIES[kind].accept(value.value if isinstance(value, Imported) else value)
+        for name, value in named.items()
+        if not isinstance(value, str)
     }
-    return list(named), own
+    return list(named), own_values
 
 
-def _name_in_list(one: Any) -> str:
-    if isinstance(one, str):
-        return one
-    return one.path if isinstance(one, Imported) else name_of(getattr(one, "sums", one))
+def _name_in_list(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return value.path if isinstance(value, Imported) else name_of(getattr(value, "sums", value))
 
 
 def _describe(kind: str, value: Any) -> tuple[Any, bool]:
@@ -155,7 +157,7 @@ def _describe(kind: str, value: Any) -> tuple[Any, bool]:
     return {"name": name_of(getattr(value, "function", value)), **options}, False
 
 
-def stays_here(own: Own, asked: bool) -> str | None:
+def stays_here(own: Own, processes_wanted: bool) -> str | None:
     """Why these values do not go to worker processes, or None if they do.
 
     A worker process runs the user's script again to find what is defined in it. That is done only for a user
@@ -169,7 +171,7 @@ def stays_here(own: Own, asked: bool) -> str | None:
             return f"{kind} '{name}' cannot be sent to worker processes ({error})"
         if b"__main__" not in content:
             continue
-        if not asked or not hasattr(sys.modules["__main__"], "__file__"):
+        if not processes_wanted or not hasattr(sys.modules["__main__"], "__file__"):
             return f"{kind} '{name}' is not defined in a module, from which worker processes could import it"
         if not _script_is_guarded():
             return f"{kind} '{name}' is defined in a script without `if __name__ == \"__main__\":`"

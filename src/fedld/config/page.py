@@ -31,9 +31,11 @@ def _section(section: str) -> str:
 
 def _row(setting: Setting) -> str:
     default = setting.default["name"] if setting.name == "method" else setting.default
-    shown = "" if default in (None, {}) else f"`{json.dumps(default).strip(chr(34))}`"
-    marks = ", ".join(word for word, said in (("site", setting.travels), ("same", setting.compared)) if said)
-    return f"| `{setting.name}` | `{setting.option}` | {shown} | {setting.help} | {marks} |"
+    text = "" if default in (None, {}) else f"`{json.dumps(default).strip(chr(34))}`"
+    marks = ", ".join(
+        word for word, marked in (("site", setting.travels), ("same", setting.compared)) if marked
+    )
+    return f"| `{setting.name}` | `{setting.option}` | {text} | {setting.help} | {marks} |"
 
 
 if __name__ == "__main__":

@@ -40,18 +40,20 @@ def check(experiment: Experiment) -> None:
 def make_method(experiment: Experiment) -> Method:
     """The method, with the experiment's objective and rule around it where they are set."""
     name, options = _split(experiment.method)
-    own = experiment.own
-    method = configure(own.get("method") or METHODS.find(name), options, f"method {name}")
+    own_values = experiment.own
+    method = configure(own_values.get("method") or METHODS.find(name), options, f"method {name}")
     if experiment.objective:
         name, options = _split(experiment.objective)
-        objective = own.get("objective") or OBJECTIVES.find(name)
+        objective = own_values.get("objective") or OBJECTIVES.find(name)
         method = replace(method, objective=configure(objective, options, f"objective {name}"))
     if experiment.rule:
         name, options = _split(experiment.rule)
         granularity = options.pop("granularity", method.granularity)
         method = configure(method, {"granularity": granularity}, "rule")
         rule = (
-            configure(own["rule"], options, f"rule {name}") if "rule" in own else make_rule(name, **options)
+            configure(own_values["rule"], options, f"rule {name}")
+            if "rule" in own_values
+            else make_rule(name, **options)
         )
         method = replace(method, rule=rule)
     if experiment.max_update_ratio is not None and method.max_update_ratio is None:
@@ -82,7 +84,7 @@ def fit_task(task: Task, federation: Federation) -> Task:
 
 def make_metrics(experiment: Experiment) -> dict[str, Metric]:
     """The measures beside the built-in ones, by name."""
-    own = experiment.own.get("metrics", {})
+    own_metrics = experiment.own.get("metrics", {})
     short = {name: name.rpartition(":")[2].rpartition(".")[2] for name in experiment.metrics}
     built_in = {measure.name for measure in make_task(experiment).measures}
     for name in experiment.metrics:
@@ -90,7 +92,7 @@ def make_metrics(experiment: Experiment) -> dict[str, Metric]:
             raise FedLDError(f"metric '{name}' is measured in every run: give one of your own another name")
         if list(short.values()).count(short[name]) > 1:
             raise FedLDError(f"two metrics are called '{short[name]}': give one of them another name")
-    return {short[name]: own.get(name) or METRICS.find(name) for name in experiment.metrics}
+    return {short[name]: own_metrics.get(name) or METRICS.find(name) for name in experiment.metrics}
 
 
 def make_measures(experiment: Experiment) -> dict[str, Measure]:
@@ -101,8 +103,8 @@ def make_measures(experiment: Experiment) -> dict[str, Measure]:
 
 def make_transforms(experiment: Experiment) -> Chain:
     """What happens to updates on their way to the server."""
-    own = experiment.own.get("transform", {})
-    named = [own.get(name) or make_transform(name) for name in experiment.transform]
+    own_transforms = experiment.own.get("transform", {})
+    named = [own_transforms.get(name) or make_transform(name) for name in experiment.transform]
     return Chain([*named, *_secure(experiment)])
 
 
@@ -137,15 +139,17 @@ def make_federation(experiment: Experiment) -> Federation:
     With `folds` one of them is the test set. With `hold_out` a part of the clients' training images is the
     test set; with `validation` a part is set aside.
     """
-    own = experiment.own.get("dataset")
-    if own is None:
+    own_dataset = experiment.own.get("dataset")
+    if own_dataset is None:
         federation = load(make_data_spec(experiment), whole=experiment.folds is not None)
-    elif isinstance(own, Federation):
-        federation = own
+    elif isinstance(own_dataset, Federation):
+        federation = own_dataset
     else:
-        federation = call_with(own, "dataset", **_data_options(experiment))
+        federation = call_with(own_dataset, "dataset", **_data_options(experiment))
         if not isinstance(federation, Federation):
-            raise FedLDError(f"dataset '{name_of(own)}' made a {type(federation).__name__}, not a Federation")
+            raise FedLDError(
+                f"dataset '{name_of(own_dataset)}' made a {type(federation).__name__}, not a Federation"
+            )
     task = make_task(experiment)
     if federation.task != task.data:
         raise FedLDError(
@@ -180,8 +184,8 @@ def describe_objective(objective: Objective, **changes: Any) -> PartSettings:
 def make_data_spec(experiment: Experiment) -> DataSpec:
     """Where the data comes from and how it is dealt to clients."""
     spec = configure(DataSpec(), _data_options(experiment), "data")
-    own = experiment.own.get("partition")
-    return spec if own is None else replace(spec, partition=own)
+    own_function = experiment.own.get("partition")
+    return spec if own_function is None else replace(spec, partition=own_function)
 
 
 TABLE = {"target_column", "site_column", "split_column"}
@@ -214,11 +218,11 @@ def make_training(experiment: Experiment) -> Training:
 
 def make_augmentation(experiment: Experiment) -> Augmentation | OwnAugmentation | None:
     """The random changes to training images: a named set in its strength, or the user's own."""
-    own: OwnAugmentation | None = experiment.own.get("augment")
-    if own is not None:
+    own_augmentation: OwnAugmentation | None = experiment.own.get("augment")
+    if own_augmentation is not None:
         if experiment.augment_strength != 1:
             raise FedLDError("augment_strength is for named sets: give your own function its own strength")
-        return own
+        return own_augmentation
     if experiment.augment == "none":
         return None
     return AUGMENTATIONS.find(experiment.augment).strengthened(experiment.augment_strength)
@@ -226,15 +230,15 @@ def make_augmentation(experiment: Experiment) -> Augmentation | OwnAugmentation 
 
 def make_schedule(experiment: Experiment) -> Schedule:
     """The learning rate over the rounds: a named schedule, or the user's function of the round."""
-    own = experiment.own.get("lr_schedule")
-    kind: ScheduleKind = "own" if own else SCHEDULES.find(experiment.lr_schedule)
+    own_schedule = experiment.own.get("lr_schedule")
+    kind: ScheduleKind = "own" if own_schedule else SCHEDULES.find(experiment.lr_schedule)
     return Schedule(
         kind=kind,
         rounds=experiment.rounds,
         warmup=experiment.lr_warmup,
         every=experiment.lr_step,
         decay=experiment.lr_decay,
-        function=own,
+        function=own_schedule,
     )
 
 
@@ -256,10 +260,10 @@ def _check_optimiser(experiment: Experiment, method: Method) -> None:
     """Refuse an optimiser that a method's equations do not allow."""
     if method.needs_linear and not make_optimiser(experiment).linear:
         settings = {"optimiser": "sgd", "moments": "reset", "head_lr": None, "steps": "plain"}
-        given = {key: getattr(experiment, key) for key in settings}
-        if given["optimiser"] == "nesterov":
+        changed = {key: getattr(experiment, key) for key in settings}
+        if changed["optimiser"] == "nesterov":
             settings["optimiser"] = "nesterov"
-        wrong = ", ".join(f"{key} = {value!r}" for key, value in given.items() if value != settings[key])
+        wrong = ", ".join(f"{key} = {value!r}" for key, value in changed.items() if value != settings[key])
         raise FedLDError(
             f"method '{experiment.method['name']}' cannot be trained with {wrong}: {method.needs_linear}"
         )
@@ -274,8 +278,8 @@ def meant_option(settings: Mapping[str, Any], key: str) -> str | None:
         return f"write 'method.{key}'"
     if not owners:
         return None
-    told = ", ".join(owners[:3]) + (" and others" if len(owners) > 3 else "")
-    return f"it is an option of {told}: write 'method.{key}' in a run, '{owners[0]}.{key}' in a comparison"
+    names = ", ".join(owners[:3]) + (" and others" if len(owners) > 3 else "")
+    return f"it is an option of {names}: write 'method.{key}' in a run, '{owners[0]}.{key}' in a comparison"
 
 
 def _split(part: PartSettings) -> tuple[str, PartSettings]:

@@ -40,16 +40,16 @@ def setting(
     compared: bool = False,
 ) -> Any:
     """A field of the experiment with all that is said of it; `text` is its help, a short phrase."""
-    said: dict[str, Any] = {"section": section, "travels": travels, "compared": compared}
-    return Field(default, description=text, json_schema_extra=said)
+    extra: dict[str, Any] = {"section": section, "travels": travels, "compared": compared}
+    return Field(default, description=text, json_schema_extra=extra)
 
 
 def settings_of(model: type[BaseModel]) -> dict[str, Setting]:
     """Every setting of a model whose fields were made by `setting`, in order."""
-    found = {}
+    settings = {}
     for name, field in model.model_fields.items():
-        said: Any = field.json_schema_extra
-        found[name] = Setting(
-            name, help=field.description or "", default=field.default, annotation=field.annotation, **said
+        extra: Any = field.json_schema_extra
+        settings[name] = Setting(
+            name, help=field.description or "", default=field.default, annotation=field.annotation, **extra
         )
-    return found
+    return settings

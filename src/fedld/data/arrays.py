@@ -50,7 +50,7 @@ def federation_from_arrays(
     labels = np.concatenate([y for _, y in parts.values()])
     sites = np.repeat(list(parts), [len(y) for _, y in parts.values()])
     split = np.where(sites == "", "test", "train" if test is not None else "draw")
-    columns, facts = {"site": sites}, {}
+    columns, table_fields = {"site": sites}, {}
     if task == "classification":
         labels, names = _classes(labels, classes)
     else:
@@ -61,8 +61,8 @@ def federation_from_arrays(
         )
         labels, names = made.values, made.outputs
         columns["group"] = made.groups.astype(np.str_)
-        facts = {"task": task, "groups": made.names}
-    table = _write(name, samples, labels, names, split, columns, facts)
+        table_fields = {"task": task, "groups": made.names}
+    table = _write(name, samples, labels, names, split, columns, table_fields)
     return federate(table, DataSpec(name, partition="site", task=task))
 
 
@@ -89,8 +89,10 @@ def federation_from_datasets(
     """Clients by name, each a dataset or an iterable of samples with labels, which is read once."""
     _check_names(clients)
     if classes is None:
-        classes = next(filter(None, (_told_classes(one, columns) for one in clients.values())), None)
-    read = {client: _read(f"the dataset of '{client}'", one, columns) for client, one in clients.items()}
+        classes = next(filter(None, (_told_classes(dataset, columns) for dataset in clients.values())), None)
+    read = {
+        client: _read(f"the dataset of '{client}'", dataset, columns) for client, dataset in clients.items()
+    }
     return federation_from_arrays(
         read, None if test is None else _read("the test dataset", test, columns), classes, name
     )
@@ -187,9 +189,9 @@ def _classes(
     labels: NDArray[Any], classes: Sequence[str] | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Labels as numbers from 0, and the names of the classes."""
-    given = _class_names(classes)
+    given_names = _class_names(classes)
     if labels.dtype.kind in "US":
-        names = given or tuple(sorted(map(str, set(labels))))
+        names = given_names or tuple(sorted(map(str, set(labels))))
         unknown = sorted(set(map(str, labels)) - set(names))
         if unknown:
             raise FedLDError(f"label '{unknown[0]}' is not one of the classes {', '.join(names)}")
@@ -200,7 +202,7 @@ def _classes(
     count = max(int(labels.max()) + 1, 2)
     if count > MOST_CLASSES:
         raise FedLDError(f"there is a label {count - 1}: labels count from 0, {MOST_CLASSES} are the most")
-    names = given or tuple(map(str, range(count)))
+    names = given_names or tuple(map(str, range(count)))
     if len(names) < count:
         raise FedLDError(f"there is a label {count - 1}, but only {len(names)} classes are named")
     return labels.astype(np.int64), names
@@ -225,19 +227,19 @@ def _write(
     classes: tuple[str, ...],
     split: NDArray[np.str_],
     columns: Mapping[str, NDArray[np.str_]],
-    facts: Mapping[str, Any],
+    fields: Mapping[str, Any],
 ) -> Table:
     """The table of this content: made once, found again by its digest."""
     digest = sha256()
     for array in (samples, labels, split, columns["site"]):
         digest.update(np.ascontiguousarray(array).tobytes())
     key = fingerprint(
-        "arrays", digest.hexdigest(), str(samples.dtype), samples.shape, classes, *facts.values()
+        "arrays", digest.hexdigest(), str(samples.dtype), samples.shape, classes, *fields.values()
     )
     channels = samples.shape[-1] if samples.ndim == 4 else 1
-    given: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
     if samples.dtype != np.uint8:  # as they are: no mean is taken off
-        given = {"mean": (0.0,) * channels, "std": (1.0,) * channels}
+        constants = {"mean": (0.0,) * channels, "std": (1.0,) * channels}
     return cached(
         cache_root(),
         "arrays",
@@ -250,7 +252,7 @@ def _write(
             split=split,
             columns=columns,
             partition="site",
-            **given,
-            **facts,
+            **constants,
+            **fields,
         ),
     )

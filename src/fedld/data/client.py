@@ -41,10 +41,12 @@ Packed = tuple[tuple[str, ...], Elsewhere, tuple[tuple[Positions, Positions], ..
 
 def pack(clients: Sequence[Client]) -> Packed:
     """All clients' positions one after the other, and how many each has."""
-    kinds = ([getattr(one, kind) for one in clients] for kind in ("train", "test", "validation"))
+    kinds = ([getattr(client, kind) for client in clients] for kind in ("train", "test", "validation"))
     rows = tuple((np.array(list(map(len, k)), np.int64), np.concatenate([NO_IMAGES, *k])) for k in kinds)
     elsewhere = {
-        i: (one.elsewhere, one.untold, one.target_sums) for i, one in enumerate(clients) if one.elsewhere
+        i: (client.elsewhere, client.untold, client.target_sums)
+        for i, client in enumerate(clients)
+        if client.elsewhere
     }
     return tuple(client.name for client in clients), elsewhere, rows
 
@@ -52,7 +54,7 @@ def pack(clients: Sequence[Client]) -> Packed:
 def unpack(packed: Packed) -> tuple[Client, ...]:
     """The clients again; their positions are views of common arrays."""
     names, elsewhere, rows = packed
-    kinds = zip(*(_parts(*one) for one in rows), strict=True)
+    kinds = zip(*(_parts(*kind) for kind in rows), strict=True)
     clients = []
     for i, (name, (train, test, validation)) in enumerate(zip(names, kinds, strict=True)):
         counts, untold, sums = elsewhere.get(i, ((), 0, {}))

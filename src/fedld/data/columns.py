@@ -61,8 +61,8 @@ SheetColumn(name='sex', kind='text', missing=False, levels={'f': 1, 'm': 1}, sum
     for k, feature in enumerate(features):
         name, mark, level = feature.partition(LEVEL)
         if mark:
-            known = columns[name].levels if name in columns else {}
-            columns[name] = SheetColumn(name, "text", levels={**known, level: int(first[k])})
+            earlier_levels = columns[name].levels if name in columns else {}
+            columns[name] = SheetColumn(name, "text", levels={**earlier_levels, level: int(first[k])})
         elif not _is_mark(feature, features):
             gone = np.isnan(values[:, k])
             kind: Kind = "empty" if gone.all() else "number"
@@ -71,21 +71,21 @@ SheetColumn(name='sex', kind='text', missing=False, levels={'f': 1, 'm': 1}, sum
     return list(columns.values())
 
 
-def difference(own: Sequence[SheetColumn], server: Sequence[SheetColumn]) -> str | None:
+def difference(columns: Sequence[SheetColumn], server: Sequence[SheetColumn]) -> str | None:
     """Say in which column a site's table differs from the server's; None where columns and kinds agree.
 
     >>> difference([SheetColumn("age", "text")], [SheetColumn("age", "number")])
     "it has column 'age' as text, the server as number"
     """
     by_name = {column.name: column for column in server}
-    names = {column.name for column in own}
-    for column in own:
+    names = {column.name for column in columns}
+    for column in columns:
         if column.name not in by_name:
             return f"it has column '{column.name}', which the server's table lacks: --drop leaves it out"
     for column in server:
         if column.name not in names:
             return f"it lacks column '{column.name}' of the server's table"
-    for column in own:
+    for column in columns:
         kinds = column.kind, by_name[column.name].kind
         if "empty" not in kinds and kinds[0] != kinds[1]:
             return f"it has column '{column.name}' as {kinds[0]}, the server as {kinds[1]}"

@@ -71,7 +71,9 @@ class Federation:
     groups: tuple[str, ...] = ()  # names of what draws keep in proportion; none: the classes
 
     def __getstate__(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self)} | {"clients": pack(self.clients)}
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)} | {
+            "clients": pack(self.clients)
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state | {"clients": unpack(state["clients"])})
@@ -412,7 +414,7 @@ class Federation:
                     "test": len(client.test),
                     **({"validation": len(client.validation)} if len(client.validation) else {}),
                     "labels": None if client.untold else labels,
-                    **({"targets": facts} if (facts := target_facts(self, client)) else {}),
+                    **({"targets": summary} if (summary := target_facts(self, client)) else {}),
                 }
                 for client, labels in zip(self.clients, self.label_counts().tolist(), strict=True)
             ],
@@ -424,8 +426,8 @@ class Federation:
         Returns:
             A SHA-256 in hexadecimal digits.
         """
-        facts = (self.classes, self.pixels, self.mean, self.std, [client.name for client in self.clients])
-        digest, labels = sha256(repr(facts).encode()), self.labels
+        constants = (self.classes, self.pixels, self.mean, self.std, [client.name for client in self.clients])
+        digest, labels = sha256(repr(constants).encode()), self.labels
         kind = np.int64 if labels.dtype.kind in "iu" else np.float64
         parts = [rows for client in self.clients for rows in (client.train, client.test)]
         parts += [client.validation for client in self.clients if len(client.validation)]

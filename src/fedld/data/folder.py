@@ -44,27 +44,27 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
     path = user_path(spec.dataset.removeprefix("folder:")).resolve()
     if spec.task == "segmentation":
         return open_masked(path, spec, root, progress)
-    found, notes = _list(path, spec)
+    listed, notes = _list(path, spec)
     size = spec.image_size or SIZE
 
     def build(folder: Path) -> None:
-        done = decode(folder, found.items, size, skip_bad=spec.skip_bad, bits=spec.bits, progress=progress)
-        number = {name: place for place, name in enumerate(found.classes)}
+        done = decode(folder, listed.items, size, skip_bad=spec.skip_bad, bits=spec.bits, progress=progress)
+        number = {name: place for place, name in enumerate(listed.classes)}
         write_table(
             folder,
             done.images,
-            np.array([number[label] for label in found.labels], np.int64),
-            found.classes,
-            split=np.where(done.good, found.split, ""),
-            columns=found.columns | {"file": found.files},
-            partition="site" if len(set(found.columns.get("site", ())) - {""}) > 1 else "dirichlet",
+            np.array([number[label] for label in listed.labels], np.int64),
+            listed.classes,
+            split=np.where(done.good, listed.split, ""),
+            columns=listed.columns | {"file": listed.files},
+            partition="site" if len(set(listed.columns.get("site", ())) - {""}) > 1 else "dirichlet",
             skipped=done.skipped,
             notes=notes,
         )
 
-    said = {"label": found.labels, "split": found.split, **found.columns}
-    said_rows = {name: column.tolist() for name, column in said.items()}
-    key = fingerprint("folder", said_rows, size, spec.skip_bad, spec.bits, notes, stamps(found.items))
+    columns = {"label": listed.labels, "split": listed.split, **listed.columns}
+    said_rows = {name: column.tolist() for name, column in columns.items()}
+    key = fingerprint("folder", said_rows, size, spec.skip_bad, spec.bits, notes, stamps(listed.items))
     return cached(root, "folder", key, build)
 
 
@@ -109,11 +109,11 @@ def name_patients(files: list[Path], pattern: str | None) -> dict[str, Text]:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise FedLDError(f"The pattern '{pattern}' of patients is none: {error}.") from None
-    found = _first_groups(pattern, [file.name for file in files])
-    for file, patient in zip(files, found, strict=True):
+    patients = _first_groups(pattern, [file.name for file in files])
+    for file, patient in zip(files, patients, strict=True):
         if not patient:
             raise FedLDError(f"The pattern '{pattern}' finds no patient in the name of {file}.")
-    return {"patient": np.array(found)}
+    return {"patient": np.array(patients)}
 
 
 def _first_groups(pattern: str, names: list[str]) -> list[str]:
@@ -132,8 +132,8 @@ def _first_groups(pattern: str, names: list[str]) -> list[str]:
         ) from None
     if done.returncode:
         raise FedLDError(f"The pattern '{pattern}' of patients failed: {done.stderr.strip()[-200:]!r}.")
-    found: list[str] = json.loads(done.stdout)
-    return found
+    groups: list[str] = json.loads(done.stdout)
+    return groups
 
 
 def list_images(path: Path) -> tuple[list[Row], tuple[str, ...]]:
@@ -188,8 +188,8 @@ def images_in(path: Path) -> list[Path]:
 
 def is_image(entry: Path) -> bool:
     """Whether a file is called like a picture that can be read."""
-    known = entry.suffix.lower() in Image.registered_extensions() or is_medical(entry.name)
-    return known and os.path.isfile(entry)
+    readable = entry.suffix.lower() in Image.registered_extensions() or is_medical(entry.name)
+    return readable and os.path.isfile(entry)
 
 
 def _entries(path: Path) -> list[Path]:

@@ -210,8 +210,8 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
             write_table(folder, images, labels, CLASSES, split=split, columns=columns, fixed=True)
             return
         columns["group"] = labels.astype(np.str_)
-        facts = {"task": spec.task, "groups": CLASSES, "fixed": True}
-        write_table(folder, images, masks, LESIONS, split=split, columns=columns, **facts)
+        fields = {"task": spec.task, "groups": CLASSES, "fixed": True}
+        write_table(folder, images, masks, LESIONS, split=split, columns=columns, **fields)
 
     dials: tuple[object, ...] = (
         VERSION,

@@ -119,8 +119,8 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
         arrays = read_columns(file, "masks" if masked else "labels")
         images = to_uint8(with_channels(arrays["images"], str(file)), str(file))
         columns = text_columns(arrays, len(images), str(file))
-        labels, names, facts = _targets(arrays, images.shape[:3], spec, str(file))
-        columns |= facts.pop("columns", {})
+        labels, names, fields = _targets(arrays, images.shape[:3], spec, str(file))
+        columns |= fields.pop("columns", {})
         if spec.image_size is not None:
             images = resize(images, spec.image_size)
             labels = resize_masks(labels, spec.image_size) if masked else labels
@@ -137,7 +137,7 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
             split=split,
             columns=columns,
             partition="site" if len(sites) > 1 else "dirichlet",
-            **facts,
+            **fields,
         )
 
     task = () if spec.task == "classification" else (spec.task,)
@@ -163,8 +163,8 @@ def _targets(
 
 def _described(task: str, made: Targets) -> tuple[NDArray[Any], tuple[str, ...], dict[str, Any]]:
     """Targets, names of outputs, and what a table says of them."""
-    facts = {"task": task, "groups": made.names, "columns": {"group": made.groups.astype(np.str_)}}
-    return made.values, made.outputs, facts
+    fields = {"task": task, "groups": made.names, "columns": {"group": made.groups.astype(np.str_)}}
+    return made.values, made.outputs, fields
 
 
 def read_columns(file: Path, targets: str = "labels") -> Arrays:

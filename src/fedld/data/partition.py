@@ -50,7 +50,7 @@ def partition(
     return own_partition(function, labels, **options)
 
 
-def own_partition(own: Callable[..., Sequence[Any]], labels: Indices, **options: Any) -> list[Indices]:
+def own_partition(function: Callable[..., Sequence[Any]], labels: Indices, **options: Any) -> list[Indices]:
     """What a user's function makes of the labels; it may ask by name for the options.
 
     >>> halves = own_partition(lambda labels, clients: np.array_split(np.arange(len(labels)), clients),
@@ -58,8 +58,8 @@ def own_partition(own: Callable[..., Sequence[Any]], labels: Indices, **options:
     >>> [part.tolist() for part in halves]
     [[0, 1], [2, 3]]
     """
-    name = name_of(own)
-    returned = call_with(own, "partition", labels=labels, **options)
+    name = name_of(function)
+    returned = call_with(function, "partition", labels=labels, **options)
     parts: list[Any] = [
         np.asarray(part) for part in (returned if isinstance(returned, Iterable) else [returned])
     ]

@@ -78,9 +78,9 @@ def _check_levels(features: Sequence[str], columns: Columns, file: Path) -> None
         name, mark, level = feature.partition(LEVEL)
         if mark and feature not in columns:
             levels.setdefault(name, set()).add(level)
-    for name, known in levels.items():
+    for name, expected in levels.items():
         for row, cell in enumerate(columns[name]):
-            if cell not in known and cell.lower() not in MISSING:
+            if cell not in expected and cell.lower() not in MISSING:
                 raise FedLDError(
                     f"{file}, line {row + 2}: '{name}' has '{printable(cell, 40)}', which the model does "
                     "not know"
@@ -145,10 +145,8 @@ def _archive(file: Path, shape: Shape) -> Pixels:
     images = to_uint8(with_channels(arrays["images"], str(file)), str(file))
     if images.shape[1:3] != shape[1:]:
         if shape[1] != shape[2]:
-            found = f"{images.shape[1]} x {images.shape[2]}"
-            raise FedLDError(
-                f"{file} has pictures of {found} pixels, the model wants {shape[1]} x {shape[2]}"
-            )
+            size = f"{images.shape[1]} x {images.shape[2]}"
+            raise FedLDError(f"{file} has pictures of {size} pixels, the model wants {shape[1]} x {shape[2]}")
         images = resize(images, shape[1])
     return images
 

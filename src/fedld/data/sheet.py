@@ -109,7 +109,7 @@ def _build(folder: Path, columns: Columns, file: Path, spec: DataSpec) -> None:
         {name: cells for name, cells in columns.items() if name not in roles}, file
     )
     labels: NDArray[Any]
-    facts: dict[str, Any] = {"partition": "site" if "site" in texts else "dirichlet", "features": names}
+    fields: dict[str, Any] = {"partition": "site" if "site" in texts else "dirichlet", "features": names}
     if spec.task == "classification":
         labels, classes = _classes(columns[targets[0]], targets[0], file)
     else:
@@ -117,8 +117,8 @@ def _build(folder: Path, columns: Columns, file: Path, spec: DataSpec) -> None:
         made = make_targets(spec.task, values, str(file), targets[0], labels=targets)
         labels, classes = made.values, made.outputs
         texts["group"] = made.groups.astype(np.str_)
-        facts |= {"task": spec.task, "groups": made.names}
-    write_table(folder, features, labels, classes, split=split, columns=texts, **facts)
+        fields |= {"task": spec.task, "groups": made.names}
+    write_table(folder, features, labels, classes, split=split, columns=texts, **fields)
 
 
 def _target_values(columns: Columns, spec: DataSpec, file: Path) -> NDArray[np.float64]:

@@ -72,10 +72,10 @@ def held_out(
     if not len(labels):
         return taken
     number = np.arange(len(labels)) if patients is None else number_patients(patients)
-    own, sizes = _majorities(labels, number)
+    majority, sizes = _majorities(labels, number)
     place = np.empty(len(sizes))
-    for label in np.unique(own):
-        order = rng.permutation(np.flatnonzero(own == label))
+    for label in np.unique(majority):
+        order = rng.permutation(np.flatnonzero(majority == label))
         ends = sizes[order].cumsum()
         place[order] = (ends - rng.random(len(order)) * sizes[order]) / ends[-1]
     left = math.floor(fraction * len(labels) + 1e-9)
@@ -104,10 +104,10 @@ def _whole_patients(
     if not len(labels):
         return taken
     number = number_patients(patients)
-    own, sizes = _majorities(labels, number)
-    for label in np.unique(own):
-        left = round(fraction * sizes[own == label].sum())
-        for patient in rng.permutation(np.flatnonzero(own == label)):
+    majority, sizes = _majorities(labels, number)
+    for label in np.unique(majority):
+        left = round(fraction * sizes[majority == label].sum())
+        for patient in rng.permutation(np.flatnonzero(majority == label)):
             if not left:
                 break
             if sizes[patient] <= left:
@@ -122,10 +122,10 @@ def number_patients(patients: NDArray[np.str_]) -> Positions:
     >>> number_patients(np.array(["a", "", "a", ""])).tolist()
     [0, 1, 0, 2]
     """
-    known, number = np.unique(patients, return_inverse=True)
+    names, number = np.unique(patients, return_inverse=True)
     number = number.astype(np.int64)
     nameless = np.flatnonzero(patients == "")
-    number[nameless] = len(known) + np.arange(len(nameless))
+    number[nameless] = len(names) + np.arange(len(nameless))
     compact: Positions = np.unique(number, return_inverse=True)[1].astype(np.int64)
     return compact
 
@@ -183,11 +183,11 @@ def assign_folds(
     for stratum in np.unique(strata[first]):
         order = rng.permutation(np.flatnonzero(strata[first] == stratum))
         order = order[np.argsort(-sizes[order], kind="stable")]
-        own = [0] * folds
+        counts = [0] * folds
         for patient in order.tolist():
-            chosen = min(range(folds), key=lambda k: (own[k], total[k]))
+            chosen = min(range(folds), key=lambda k: (counts[k], total[k]))
             fold[patient] = chosen + 1
-            own[chosen] += int(sizes[patient])
+            counts[chosen] += int(sizes[patient])
             total[chosen] += int(sizes[patient])
     return fold[number]
 
@@ -211,7 +211,7 @@ def take_fold(federation: "Federation", fold: int, folds: int, seed: int) -> "Fe
     everything = np.concatenate(rows)
     strata = federation.strata[everything]
     if federation.partition == "site" or federation.partition.startswith("column:"):
-        owner = np.repeat(np.arange(len(rows)), [len(one) for one in rows])
+        owner = np.repeat(np.arange(len(rows)), [len(positions) for positions in rows])
         strata = owner * len(federation.strata_names) + strata
     patients = None if federation.patients is None else federation.patients[everything]
     count = len(everything) if patients is None else number_patients(patients).max() + 1
@@ -221,8 +221,8 @@ def take_fold(federation: "Federation", fold: int, folds: int, seed: int) -> "Fe
     number = np.zeros(len(federation.labels), np.int64)
     number[everything] = assign_folds(strata, folds, numpy_generator(seed, "folds"), patients)
     clients = []
-    for client, own in zip(federation.clients, rows, strict=True):
-        train, test = own[number[own] != fold], own[number[own] == fold]
+    for client, positions in zip(federation.clients, rows, strict=True):
+        train, test = positions[number[positions] != fold], positions[number[positions] == fold]
         if not len(train):
             raise FedLDError(f"Fold {fold} of {folds} leaves '{client.name}' without training images.")
         clients.append(Client(client.name, train, test))

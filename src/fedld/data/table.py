@@ -89,11 +89,11 @@ def column_sums(values: NDArray[np.float32]) -> NDArray[np.float64]:
     Rows are added one after the other, however many columns there are, so that a site's sums have the bits
     that they have on one machine.
     """
-    known = np.isfinite(values)
-    wide = np.where(known, values, 0.0).astype(np.float64)
+    present = np.isfinite(values)
+    wide = np.where(present, values, 0.0).astype(np.float64)
     if wide.shape[1] == 1:  # NumPy adds a single column pairwise
-        known, wide = (np.pad(part, ((0, 0), (0, 1))) for part in (known, wide))
-    return np.stack([known.sum(0), wide.sum(0), np.square(wide).sum(0)])[:, : values.shape[1]]
+        present, wide = (np.pad(part, ((0, 0), (0, 1))) for part in (present, wide))
+    return np.stack([present.sum(0), wide.sum(0), np.square(wide).sum(0)])[:, : values.shape[1]]
 
 
 def statistics_of_sums(
@@ -166,7 +166,7 @@ def write_table(
     *,
     split: Text,
     columns: Mapping[str, Text] | None = None,
-    **facts: Any,
+    **fields: Any,
 ) -> None:
     """Write one cache folder; `images` may already be the folder's memory map. `facts` go to table.json."""
     if isinstance(images, np.memmap):
@@ -174,7 +174,7 @@ def write_table(
     else:
         np.save(folder / "images.npy", images)
     np.save(folder / "labels.npy", labels)
-    if "mean" not in facts and "features" not in facts:
+    if "mean" not in fields and "features" not in fields:
         np.save(folder / "moments.npy", _moments(images))
     np.save(folder / "split.npy", split)
     names = sorted(columns or {})
@@ -182,25 +182,25 @@ def write_table(
         np.save(folder / f"column_{position}.npy", (columns or {})[name])
     hashes = _hashes(images)
     np.save(folder / "hashes.npy", hashes)
-    facts |= {"classes": classes, "columns": names, "pixels": sha256(hashes.data).hexdigest()}
-    (folder / "table.json").write_text(json.dumps(facts))
+    fields |= {"classes": classes, "columns": names, "pixels": sha256(hashes.data).hexdigest()}
+    (folder / "table.json").write_text(json.dumps(fields))
 
 
 def read_table(folder: Path) -> Table:
     """Open one cache folder."""
     try:
-        facts: dict[str, Any] = json.loads((folder / "table.json").read_text())
+        fields: dict[str, Any] = json.loads((folder / "table.json").read_text())
         columns = {
             name: np.load(folder / f"column_{position}.npy", allow_pickle=False)
-            for position, name in enumerate(facts.pop("columns"))
+            for position, name in enumerate(fields.pop("columns"))
         }
-        facts = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
+        fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
         return Table(
             folder=folder,
             labels=np.load(folder / "labels.npy", allow_pickle=False),
             split=np.load(folder / "split.npy", allow_pickle=False),
             columns=columns,
-            **facts,
+            **fields,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedLDError(f"The cache entry {folder} is damaged; delete it and run again.") from error

@@ -151,13 +151,13 @@ def target_facts(federation: "Federation", client: "Client") -> TargetFacts:
     """
     if client.elsewhere:
         return _of_sums(client.target_sums)
-    facts = _of_targets(federation, client)
+    summary = _of_targets(federation, client)
     if federation.features and len(client.train):
         missing = np.isnan(federation.images[client.train])
         numbers = ~np.array([" = " in name or name.endswith(" missing") for name in federation.features])
         if numbers.any():
-            facts["missing cells"] = float(missing[:, numbers].mean())
-    return facts
+            summary["missing cells"] = float(missing[:, numbers].mean())
+    return summary
 
 
 def _of_targets(federation: "Federation", client: "Client") -> TargetFacts:
@@ -194,19 +194,19 @@ def _of_numbers(values: NDArray[np.float64]) -> TargetFacts:
 
 
 def _of_labels(labels: NDArray[Any], names: tuple[str, ...]) -> TargetFacts:
-    facts = {}
+    prevalence = {}
     for k, name in enumerate(names[:MOST_NAMED]):
-        known = labels[:, k] >= 0
-        if known.any():
-            facts[name] = float((labels[known, k] == 1).mean())
-    return facts | {"unknown": float((labels < 0).mean())}
+        is_known = labels[:, k] >= 0
+        if is_known.any():
+            prevalence[name] = float((labels[is_known, k] == 1).mean())
+    return prevalence | {"unknown": float((labels < 0).mean())}
 
 
 def _of_masks(labels: NDArray[Any], rows: NDArray[np.int64], names: tuple[str, ...]) -> TargetFacts:
     chosen = rows[np.linspace(0, len(rows) - 1, min(MOST_MASKS, len(rows))).astype(int)]
     masks = np.asarray(labels[chosen])
-    facts = {"marked pixels": float((masks > 0).mean())}
-    return facts | {
+    shares = {"marked pixels": float((masks > 0).mean())}
+    return shares | {
         name: float((masks == k).any(axis=(1, 2)).mean())
         for k, name in enumerate(names)
         if 0 < k <= MOST_NAMED

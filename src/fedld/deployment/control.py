@@ -34,7 +34,7 @@ from fedld.deployment.unix_socket import connect
 from fedld.engine.backends.flower.engine import again
 from fedld.errors import FedLDError, Interrupted
 from fedld.privacy.budget import SPENT, spent_line
-from fedld.records.ledger import Ledger, shown
+from fedld.records.ledger import Ledger, entry_lines
 from fedld.records.reader import read_records
 from fedld.records.schema import ROUNDS, Event, Summary
 
@@ -42,26 +42,28 @@ from fedld.records.schema import ROUNDS, Event, Summary
 def presence(folder: Path) -> dict[str, Any]:
     """What the server or site of a folder says of itself, if it runs."""
     try:
-        facts = dict(json.loads(presence_file(folder).read_text()))
-        os.kill(int(facts["pid"]), 0)
+        presence_record = dict(json.loads(presence_file(folder).read_text()))
+        os.kill(int(presence_record["pid"]), 0)
     except (OSError, ValueError, KeyError):
         raise FedLDError(f"nothing of fedld is running for '{folder}'") from None
-    return facts
+    return presence_record
 
 
 def server_status(runs: Path) -> Iterator[str]:
     """A running server in lines: since when, its sites, its runs."""
     control = Control(runs)
-    facts = control.facts
-    yield f"server at {facts['address']} since {facts['since']}, process {facts['pid']}"
+    running = control.facts
+    yield f"server at {running['address']} since {running['since']}, process {running['pid']}"
     newest = max(runs.glob("*/sites.json"), key=lambda path: path.stat().st_mtime, default=None)
-    known = {} if newest is None else {one["site"]: one for one in json.loads(newest.read_text())["sites"]}
+    described = (
+        {} if newest is None else {site["site"]: site for site in json.loads(newest.read_text())["sites"]}
+    )
     registrations = Registrations(registrations_file(runs))
     nodes = {
         (registrations.name(node.public_key) or f"node {node.node_id}"): node for node in control.nodes()
     }
     for name in sorted({*registrations.keys(), *nodes}):
-        yield f"  {name}: {_node(nodes.get(name), known.get(name))}"
+        yield f"  {name}: {_node(nodes.get(name), described.get(name))}"
     for path in sorted(runs.glob("*/config.toml"), key=lambda path: path.stat().st_mtime):
         done = (path.parent / "summary.json").exists()
         count = len(read_records(path.parent, ROUNDS).lines)
@@ -86,13 +88,14 @@ def _node(node: Any, described: dict[str, Any] | None) -> str:
 
 def site_status(folder: Path) -> Iterator[str]:
     """A running site in lines: since when, which server, its newest entries in the ledger."""
-    facts = presence(folder)
-    yield f"site '{folder.name}' of server {facts['server']}, process {facts['pid']}, since {facts['since']}"
+    running = presence(folder)
+    where = f"site '{folder.name}' of server {running['server']}"
+    yield f"{where}, process {running['pid']}, since {running['since']}"
     ledger = Ledger(folder / "ledger.jsonl")
     if ledger.file.exists():
-        found = ledger.check()
-        yield f"  ledger: {found.problem or f'{len(found.entries)} lines, whole'}"
-        yield from (f"  {line}" for line in shown(found.entries[-3:]))
+        check = ledger.check()
+        yield f"  ledger: {check.problem or f'{len(check.entries)} lines, whole'}"
+        yield from (f"  {line}" for line in entry_lines(check.entries[-3:]))
     if (folder / SPENT).exists():
         yield f"  {spent_line(folder)}"
 
@@ -113,15 +116,15 @@ class Control:
 
     def __init__(self, runs: Path) -> None:
         try:
-            facts = presence(runs)
+            running = presence(runs)
         except FedLDError:
             raise FedLDError(
                 f"no server keeps its runs in '{runs}': start it with `fedld server start --runs {runs}`, "
                 "or name its folder with --server"
             ) from None
-        self.facts = facts
+        self.facts = running
         version = RuntimeVersionHttpInterceptor(component_name="flwr")
-        self._client = connect(ControlHttpClient, Path(str(facts["socket"])), [version])
+        self._client = connect(ControlHttpClient, Path(str(running["socket"])), [version])
 
     def start(self, config: dict[str, Any]) -> int:
         """Start a run of fedld's app; its number."""
@@ -172,8 +175,10 @@ class Control:
 
 
 def _said(error: httpx.HTTPError) -> str:
-    if isinstance(error, httpx.HTTPStatusError) and (told := FlowerError.from_json(error.response.text)):
-        return str(told.message)
+    if isinstance(error, httpx.HTTPStatusError) and (
+        flower_error := FlowerError.from_json(error.response.text)
+    ):
+        return str(flower_error.message)
     return str(error) or type(error).__name__
 
 
@@ -230,8 +235,8 @@ def _follow(control: Control, run: int, server: Path, out: Path, progress: Progr
             if event.get("event") == "end":
                 return cast(Summary, event)
             if event.get("event") == "error":
-                told = not event["resumable"] or "continue with: " in event["error"]
-                raise FedLDError(event["error"] if told else f"{event['error']}; {hint}")
+                complete = not event["resumable"] or "continue with: " in event["error"]
+                raise FedLDError(event["error"] if complete else f"{event['error']}; {hint}")
             if event:
                 progress(event)
     except KeyboardInterrupt:

@@ -116,21 +116,21 @@ def _renew(state: Any, key: bytes) -> None:
 
 def _registrar(registrations: Registrations, state: Any) -> Callable[[], Keys]:
     """The registered keys; one that is new in the file becomes known to Flower, too."""
-    known: Keys = {}
+    registered: Keys = {}
 
     def keys() -> Keys:
-        nonlocal known
+        nonlocal registered
         try:
             current = registrations.keys()
         except FedLDError as error:
             print(f"fedld: {error}; nobody is let in until it is mended", file=sys.stderr, flush=True)
             return {}
-        if current is not known:
+        if current is not registered:
             for name, key in current.items():
                 if state.get_node_id_by_public_key(key) is None:
                     interval = HEARTBEAT_DEFAULT_INTERVAL
                     state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, interval, name=name)
-            known = current
+            registered = current
         return current
 
     keys()

@@ -92,8 +92,8 @@ class FlowerServer:
             presence_file(self.runs).unlink(missing_ok=True)
 
     def _ready(self, socket_path: Path, pid: int) -> None:
-        facts = {"socket": str(socket_path), "address": f"{self.host}:{self.port}"}
-        write_presence(presence_file(self.runs), pid, **facts)
+        fields = {"socket": str(socket_path), "address": f"{self.host}:{self.port}"}
+        write_presence(presence_file(self.runs), pid, **fields)
         scheme = "http" if self.insecure else "https"
         print(f"fedld server is ready for sites at {scheme}://{self.host}:{self.port}", flush=True)
 
@@ -122,7 +122,7 @@ class Node:
 
     def words(self) -> list[str]:
         """The SuperNode's command line."""
-        facts: dict[str, Any] = {
+        config: dict[str, Any] = {
             "site": site_name(self.site),
             "data": str(self.data.absolute()),
             "state": str(self.state.absolute()),
@@ -133,8 +133,8 @@ class Node:
             "policy": self.policy is not None,
             **({"peer-key": str(self._own_peer_key().absolute())} if self.peers else {}),
         }
-        told = " ".join(f"{key}={json.dumps(value)}" for key, value in facts.items())
-        words = ["--superlink", self.superlink, "--node-config", told, "--isolation", "process"]
+        node_config = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        words = ["--superlink", self.superlink, "--node-config", node_config, "--isolation", "process"]
         if self.insecure:
             _only_loopback(self.superlink.rpartition(":")[0])
             return [*words, "--insecure"]
@@ -211,10 +211,10 @@ def presence_file(folder: Path) -> Path:
     return folder / "running.json"
 
 
-def write_presence(file: Path, pid: int, **facts: str) -> None:
+def write_presence(file: Path, pid: int, **fields: str) -> None:
     """Say that a server or site runs, since when, and how to reach it."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    write_atomically(file, dump({"pid": pid, "since": since, "version": __version__, **facts}).encode())
+    write_atomically(file, dump({"pid": pid, "since": since, "version": __version__, **fields}).encode())
 
 
 def private_folder(folder: Path) -> None:

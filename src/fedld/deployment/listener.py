@@ -143,21 +143,22 @@ class Activity:
 
 
 class Holding:
-    """An ASGI application before another: calls to `held` paths wait for activity, calls to `noted` are some.
+    """An ASGI application before another: calls to `waiting` paths wait for activity.
 
+    Calls to `working` paths count as activity.
     A caller that was answered before the last activity is answered at once: nothing is missed in between.
     """
 
     def __init__(
-        self, app: App, activity: Activity, held: frozenset[str], noted: frozenset[str] = frozenset()
+        self, app: App, activity: Activity, waiting: frozenset[str], working: frozenset[str] = frozenset()
     ) -> None:
-        self.app, self.activity, self.held, self.noted = app, activity, held, noted
+        self.app, self.activity, self.waiting, self.working = app, activity, waiting, working
         self._seen: dict[bytes, int] = {}
 
     async def __call__(self, scope: Any, receive: App, send: App) -> None:
         """Pass a call on, now or when there may be work; one whose caller went away is dropped."""
         path = scope.get("path")
-        if path in self.held:
+        if path in self.waiting:
             body = await _body(receive)
             caller = _caller(scope)
             if self._seen.get(caller) == self.activity.count and not await self._wait(receive):
@@ -165,7 +166,7 @@ class Holding:
             await self._pass_on(caller, scope, _again(body, receive), send)
             return
         await self.app(scope, receive, send)
-        if path in self.noted:
+        if path in self.working:
             self.activity.note()
 
     async def _pass_on(self, caller: bytes, scope: Any, receive: App, send: App) -> None:
@@ -209,13 +210,13 @@ async def _body(receive: App) -> bytes:
 
 def _again(body: bytes, receive: App) -> App:
     """What was read already, then whatever else comes."""
-    told = False
+    replayed = False
 
     async def read() -> Any:
-        nonlocal told
-        if told:
+        nonlocal replayed
+        if replayed:
             return await receive()
-        told = True
+        replayed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return read

@@ -65,7 +65,7 @@ class Registrations:
 
     def name(self, key: bytes) -> str | None:
         """Whose key this is."""
-        return next((name for name, known in self.keys().items() if known == key), None)
+        return next((name for name, registered in self.keys().items() if registered == key), None)
 
     def add(self, name: str, key: Path) -> None:
         """Register a site; a name or a key that is there already is refused."""
@@ -75,8 +75,8 @@ class Registrations:
             raise FedLDError(f"the key file '{key}' cannot be read") from None
         public = _key(site_name(name), text)
         with self._edit() as texts:
-            known = self.keys()
-            if name in known:
+            registered = self.keys()
+            if name in registered:
                 raise FedLDError(f"'{name}' is registered already; to change its key, unregister it first")
             if other := self.name(public):
                 raise FedLDError(f"this key is registered already, for '{other}'")

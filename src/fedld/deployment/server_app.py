@@ -58,11 +58,11 @@ def allowed(out: Path) -> Path:
 
 def _runs() -> Path | None:
     """The folder in which this server keeps its runs; its process was started with it."""
-    told = os.environ.get("FEDLD_RUNS")
-    return Path(told) if told else None
+    folder = os.environ.get("FEDLD_RUNS")
+    return Path(folder) if folder else None
 
 
 def _registered() -> Registered | None:
     """The names of registered keys; None where every key is admitted."""
-    told = os.environ.get("FEDLD_REGISTRATIONS")
-    return Registrations(Path(told)).name if told else None
+    file = os.environ.get("FEDLD_REGISTRATIONS")
+    return Registrations(Path(file)).name if file else None

@@ -138,8 +138,8 @@ def unfolded_size(contents: Contents) -> int:
     for content in contents.values():
         kind, pieces, _ = get_object_head_values_from_object_content(content)
         if kind == Array.__qualname__:
-            facts = json.loads(get_object_body(content, Array))
-            total += sum(len(contents[pieces[int(k)]]) for k in facts["arraychunk_ids"])
+            array_header = json.loads(get_object_body(content, Array))
+            total += sum(len(contents[pieces[int(k)]]) for k in array_header["arraychunk_ids"])
     return total
 
 
@@ -283,7 +283,7 @@ def _only_fedld(app: str) -> Main:
         place.replace(lambda *_: here)
     internals.SERVER_GRID.replace(BoundedGrid)
     allow_socket_paths()
-    entry, own = ENTRY[app]
-    import_module(own)
+    entry, module = ENTRY[app]
+    import_module(module)
     main: Main = entry.get()
     return main

@@ -84,8 +84,10 @@ class FedPAC(Method):
         """Mean squared distance to the global prototypes; a class that has none yet pulls nowhere."""
         if "prototypes" not in message:
             return features.new_zeros(())
-        known = message["known"][labels].bool()[:, None]
-        target = torch.where(known, message["prototypes"][labels].to(features.dtype), features.detach())
+        has_prototype = message["known"][labels].bool()[:, None]
+        target = torch.where(
+            has_prototype, message["prototypes"][labels].to(features.dtype), features.detach()
+        )
         return F.mse_loss(features, target)
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
@@ -104,8 +106,11 @@ class FedPAC(Method):
         total = counts.sum(0)
         new = (counts[:, :, None] * means).sum(0) / total.clamp(min=1)[:, None]
         seen = (total > 0).to(total.dtype)
-        old, known = server.extra.get("prototypes", new), server.extra.get("known", seen)
-        return {"prototypes": torch.where(total[:, None] > 0, new, old), "known": torch.maximum(known, seen)}
+        old, has_prototype = server.extra.get("prototypes", new), server.extra.get("known", seen)
+        return {
+            "prototypes": torch.where(total[:, None] > 0, new, old),
+            "known": torch.maximum(has_prototype, seen),
+        }
 
 
 def statistics(class_features: ClassFeatures) -> tuple[Tensor, Tensor]:

@@ -153,10 +153,10 @@ class CoxNewton(SumsMethod):
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
         """Make a damped Newton step; the bias makes the mean sample's log risk 0."""
         combined, layout = self.aggregate(replies), replies.layout
-        told = [message for message in replies.messages if "hessian" in message]
-        if not told or "moments" not in server.extra:
+        messages = [message for message in replies.messages if "hessian" in message]
+        if not messages or "moments" not in server.extra:
             return server, combined
-        gradient, hessian, count = (sum_of([message[key] for message in told]) for key in DERIVATIVES)
+        gradient, hessian, count = (sum_of([message[key] for message in messages]) for key in DERIVATIVES)
         problem = LinearProblem.of(server.extra)
         standardised = server.extra["cox"] / problem.scale
         step = newton_step(

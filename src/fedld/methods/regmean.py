@@ -50,10 +50,10 @@ class RegMean(SumsMethod):
             return None
         views = layout.views(update)
         weight, bias = (views[name].double() for name in head_of(layout))
-        given = torch.cat([weight, bias[:, None]], 1).T
-        if change.shape != given.shape:
+        solution = torch.cat([weight, bias[:, None]], 1).T
+        if change.shape != solution.shape:
             return "its change of outputs has another shape than the head"
-        return change_problem(_positive(server.extra["moments"]), change.double(), given)
+        return change_problem(_positive(server.extra["moments"]), change.double(), solution)
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
         """Merge the heads; the rule is used for the report alone."""

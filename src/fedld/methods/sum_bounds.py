@@ -138,8 +138,8 @@ def change_problem(moments: Tensor, change: Tensor, update: Tensor) -> str | Non
         The reason, None if the change is possible.
     """
     moved = torch.cholesky_solve(change, torch.linalg.cholesky(moments))
-    given, used = (update * change).sum(), (moved * change).sum()
-    if used > 1.05 * given + 1e-12 * moments.diagonal().sum() * update.square().sum():
+    reported, used = (update * change).sum(), (moved * change).sum()
+    if used > 1.05 * reported + 1e-12 * moments.diagonal().sum() * update.square().sum():
         return "its outputs changed by more than its update explains"
     return None
 

@@ -141,8 +141,8 @@ def torchvision_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _from_timm(name: str) -> str:
-    if found := re.fullmatch(r"blocks\.(\d+)\.(\d+)\.(\w+)\.(\w+)", name):
-        stage, index, module, leaf = found.groups()
+    if match := re.fullmatch(r"blocks\.(\d+)\.(\d+)\.(\w+)\.(\w+)", name):
+        stage, index, module, leaf = match.groups()
         place = 1 + sum(count for _, _, count, _ in MOBILENET_STAGES[: int(stage)]) + int(index)
         names = _FIRST if place == 1 else _OTHERS
         return f"features.{place}.{names[module]}.{leaf}" if module in names else name
@@ -188,16 +188,16 @@ def match_weights(
     model: nn.Module, state: dict[str, Tensor], path: str | Path
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """What of a file's tensors fits a model, which may be without storage."""
-    own = model.state_dict()
-    state = {name: _for_grey(value, own.get(name)) for name, value in state.items()}
-    fits = {name: value for name, value in state.items() if name in own and _fits(value, own[name])}
+    expected = model.state_dict()
+    state = {name: _for_grey(value, expected.get(name)) for name, value in state.items()}
+    fits = {name: value for name, value in state.items() if name in expected and _fits(value, expected[name])}
     if not fits:
         raise FedLDError(f"no tensor in weights file '{path}' fits the model")
     report = LoadReport(
         loaded=tuple(fits),
-        missing=tuple(name for name in own if name not in state),
-        unexpected=tuple(name for name in state if name not in own),
-        mismatched=tuple(name for name in state if name in own and name not in fits),
+        missing=tuple(name for name in expected if name not in state),
+        unexpected=tuple(name for name in state if name not in expected),
+        mismatched=tuple(name for name in state if name in expected and name not in fits),
     )
     if isinstance(model, Model):
         _check_trunk(model, state, report, path)
@@ -205,15 +205,15 @@ def match_weights(
 
 
 def _check_trunk(model: Model, state: dict[str, Tensor], report: LoadReport, path: str | Path) -> None:
-    own, head = model.state_dict(), model.blocks[-1].modules
+    expected, head = model.state_dict(), model.blocks[-1].modules
 
     def outside(names: Iterable[str]) -> list[str]:
         return [name for name in names if name.rpartition(".")[0] not in head]
 
     for name in outside(report.mismatched):
-        found, wanted = (_by(tensor.shape) for tensor in (state[name], own[name]))
+        actual, wanted = (_by(tensor.shape) for tensor in (state[name], expected[name]))
         raise FedLDError(
-            f"weights file '{path}' is of another network: '{name}' is {found} there and {wanted} here"
+            f"weights file '{path}' is of another network: '{name}' is {actual} there and {wanted} here"
         )
     lacking = [name for name in outside(report.missing) if not name.endswith("num_batches_tracked")]
     if lacking:
@@ -226,9 +226,14 @@ def _by(shape: torch.Size) -> str:
     return " x ".join(map(str, shape)) or "a number"
 
 
-def _for_grey(value: Tensor, own: Tensor | None) -> Tensor:
+def _for_grey(value: Tensor, expected: Tensor | None) -> Tensor:
     """A first convolution for three colours serves grey images, whose colours are equal, by its sum."""
-    if own is None or value.ndim != 4 or own.ndim != 4 or (value.shape[1], own.shape[1]) != (3, 1):
+    if (
+        expected is None
+        or value.ndim != 4
+        or expected.ndim != 4
+        or (value.shape[1], expected.shape[1]) != (3, 1)
+    ):
         return value
     return value.sum(1, keepdim=True)
 
@@ -261,5 +266,5 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     return torchvision_names(state)
 
 
-def _fits(value: Tensor, own: Tensor) -> bool:
-    return value.shape == own.shape and value.is_floating_point() == own.is_floating_point()
+def _fits(value: Tensor, expected: Tensor) -> bool:
+    return value.shape == expected.shape and value.is_floating_point() == expected.is_floating_point()

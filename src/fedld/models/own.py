@@ -28,7 +28,12 @@ MODELS.load_plugins()
 
 
 def own_network(
-    own: nn.Module | Factory, *, classes: int, input_shape: tuple[int, ...], seed: int, dense: bool = False
+    own_model: nn.Module | Factory,
+    *,
+    classes: int,
+    input_shape: tuple[int, ...],
+    seed: int,
+    dense: bool = False,
 ) -> nn.Module:
     """A copy of the module, with its weights whatever the seed; or what the function makes with this seed.
 
@@ -36,21 +41,21 @@ def own_network(
     >>> net.weight.shape
     torch.Size([3, 4])
     """
-    network: Any = deepcopy(own)
-    if not isinstance(own, nn.Module):
+    network: Any = deepcopy(own_model)
+    if not isinstance(own_model, nn.Module):
         arguments: dict[str, Any] = {"classes": classes, "input_shape": input_shape}
         if len(input_shape) == 3:
             arguments |= {"channels": input_shape[0], "image_size": min(input_shape[1:])}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "init"))
-            network = call_with(own, "model", **arguments)
+            network = call_with(own_model, "model", **arguments)
     if not isinstance(network, nn.Module):
-        raise FedLDError(f"model '{name_of(own)}' made a {type(network).__name__}, not a torch module")
+        raise FedLDError(f"model '{name_of(own_model)}' made a {type(network).__name__}, not a torch module")
     if not any(True for _ in network.parameters()):
-        raise FedLDError(f"model '{name_of(own)}' has no parameters to train")
+        raise FedLDError(f"model '{name_of(own_model)}' has no parameters to train")
     made: nn.Module = network.cpu().float()
     wanted = (classes, *input_shape[1:]) if dense else (classes,)
-    _check(made, name_of(own), wanted, input_shape)
+    _check(made, name_of(own_model), wanted, input_shape)
     return made
 
 
@@ -63,8 +68,8 @@ def _check(network: nn.Module, name: str, wanted: tuple[int, ...], shape: tuple[
     except Exception as error:  # whatever the user's module raises
         raise FedLDError(f"model '{name}' cannot take samples of shape {shape}: {error}") from error
     network.train(training)
-    found = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-    if found != (2, *wanted):
+    shape_given = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+    if shape_given != (2, *wanted):
         raise FedLDError(
-            f"model '{name}' gives {found} for two samples, but {wanted[0]} classes need {(2, *wanted)}"
+            f"model '{name}' gives {shape_given} for two samples, but {wanted[0]} classes need {(2, *wanted)}"
         )

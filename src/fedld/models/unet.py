@@ -87,14 +87,14 @@ def unet_options(name: str) -> UNetOptions:
     >>> unet_options("unet:width=16,norm=batch")
     UNetOptions(width=16, depth=3, norm='batch')
     """
-    given: dict[str, Any] = {}
+    typed: dict[str, Any] = {}
     for part in filter(None, name.partition(":")[2].split(",")):
         key, _, value = part.partition("=")
-        known = list(vars(UNetOptions()))
-        if key not in known:
-            raise FedLDError(f"model '{name}' has no option '{key}': {nearest(key, known)}")
-        given[key] = value if key == "norm" else int(value) if value.isdecimal() else 0
-    options = UNetOptions(**given)
+        names = list(vars(UNetOptions()))
+        if key not in names:
+            raise FedLDError(f"model '{name}' has no option '{key}': {nearest(key, names)}")
+        typed[key] = value if key == "norm" else int(value) if value.isdecimal() else 0
+    options = UNetOptions(**typed)
     if options.norm not in ("batch", "group"):
         raise unknown_name("norm", options.norm, ["batch", "group"])
     if options.width % 8 or not 8 <= options.width <= WIDEST:

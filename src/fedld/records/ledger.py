@@ -125,7 +125,7 @@ def _hash(entry: LedgerEntry) -> str:
     return hashlib.sha256(_line({key: entry[key] for key in entry if key != "hash"})).hexdigest()
 
 
-def shown(entries: list[LedgerEntry]) -> Iterator[str]:
+def entry_lines(entries: list[LedgerEntry]) -> Iterator[str]:
     """Lines for a reader: number, time, kind, and what it tells."""
     for entry in entries:
         fields = {key: entry[key] for key in entry if key not in ("n", "time", "kind", "previous", "hash")}

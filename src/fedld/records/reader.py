@@ -93,21 +93,21 @@ class Run:
         return f"seed {self.seed}" + ("" if self.fold is None else f", fold {self.fold}")
 
     @cached_property
-    def facts(self) -> RunFacts | None:
+    def description(self) -> RunFacts | None:
         """What run.json says of the records; None for records of format 1."""
         return cast(RunFacts | None, read_object(self.path / "run.json"))
 
     @property
     def task(self) -> str:
         """What was learned."""
-        return str(self.facts.get("task")) if self.facts else "classification"
+        return str(self.description.get("task")) if self.description else "classification"
 
     @cached_property
     def measures(self) -> dict[str, Measure]:
         """The measures of the run by name, the one that decides first."""
-        described = self.facts.get("measures") if self.facts else None
+        described = self.description.get("measures") if self.description else None
         if isinstance(described, list):
-            measures = [Measure.from_json(one) for one in described if isinstance(one, dict)]
+            measures = [Measure.from_json(entry) for entry in described if isinstance(entry, dict)]
         else:
             measures = list(format1.measures(self.summary, self.rounds.lines))
         return {measure.name: measure for measure in measures}
@@ -212,8 +212,8 @@ class Run:
         latest = {line["index"]: line for line in self.clients.lines}
         names = {index: clean(line.get("client")) for index, line in latest.items()}
         for line in self.cross_loss.lines[:1]:
-            known = line.get("clients")
-            names |= {i: clean(name) for i, name in enumerate(known)} if isinstance(known, list) else {}
+            listed = line.get("clients")
+            names |= {i: clean(name) for i, name in enumerate(listed)} if isinstance(listed, list) else {}
         return dict(sorted(names.items()))
 
 
@@ -327,7 +327,7 @@ def read_run(
     name = label or (method.get("name") if isinstance(method, dict) else method) or path.resolve().name
     seed = seed if seed is not None else config.get("seed", 0)
     run = Run(path, clean(name), seed if isinstance(seed, int) else 0, config, refused=refused)
-    check_format(run.facts, path / "run.json")
+    check_format(run.description, path / "run.json")
     for records in (run.rounds, run.clients):
         problems += [records.problem] if records.problem else []
     problems += [str(run.conflict.problem)] if run.change(CONFLICT.name) else []
@@ -435,9 +435,9 @@ def read_records(folder: Path, file: RecordFile[L], checksum: object = None) -> 
 
 def _changed_lines(name: str, numbers: list[int]) -> str:
     """A sentence that names the first three of the lines that were changed."""
-    shown = ", ".join(map(str, numbers[:3])) + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")
+    lines = ", ".join(map(str, numbers[:3])) + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")
     which = "line" if len(numbers) == 1 else "lines"
-    return f"{name}: {which} {shown} changed since the run wrote it, or the line before is gone; left out"
+    return f"{name}: {which} {lines} changed since the run wrote it, or the line before is gone; left out"
 
 
 def _parse(raw: bytes) -> dict[str, Any] | None:

@@ -158,9 +158,9 @@ def predictions_table(
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*columns, "predicted", *(PREFIX + name for name in classes)])
-    for known, row in zip(zip(*columns.values(), strict=True), probabilities, strict=True):
+    for cells, row in zip(zip(*columns.values(), strict=True), probabilities, strict=True):
         best = classes[int(row.argmax())] if np.isfinite(row).all() else NONE
-        writer.writerow([*map(guarded, [*known, best]), *(f"{value:.9g}" for value in row)])
+        writer.writerow([*map(guarded, [*cells, best]), *(f"{value:.9g}" for value in row)])
     return text.getvalue()
 
 

@@ -89,7 +89,7 @@ def each_line(folder: Path, file: RecordFile[L]) -> Iterator[L]:
     if path.exists():
         with path.open("rb") as lines:
             parsed = (json.loads(split(line)[0]) for line in lines if line.strip())
-            yield from (cast(L, upgrade(file.name, one)) for one in parsed)
+            yield from (cast(L, upgrade(file.name, line)) for line in parsed)
 
 
 def read_lines(folder: Path, file: RecordFile[L]) -> list[L]:

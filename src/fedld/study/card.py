@@ -25,7 +25,7 @@ FEW = 50
 """Test pictures below which a site's result is called uncertain."""
 
 STATEMENTS = {"use": "intended use", "owner": "owner", "licence": "licence"}
-"""What only a model's owner can say; `fedld card` takes each as an option."""
+"""Statements of a model's owner; `fedld card` takes each as an option."""
 
 ELSEWHERE = (
     "Nothing here tells how the model does on pictures of places that are not among the test pictures."
@@ -40,7 +40,7 @@ class ModelCard:
     summary: Summary
     federation: dict[str, Any]
     metadata: dict[str, str]
-    everybody: SiteResult | None
+    overall: SiteResult | None
     sites: dict[str, SiteResult]
     at_sites: dict[str, dict[Which, SiteResult]]
     positive: str
@@ -50,20 +50,20 @@ class ModelCard:
     checksum: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        known = ("dataset", "partition", "classes", "image_shape", "train", "test", "notes", "fingerprint")
+        """Give the card as plain data."""
+        fields = ("dataset", "partition", "classes", "image_shape", "train", "test", "notes", "fingerprint")
         results = {name: site.to_json() for name, site in self.sites.items()}
         return {
             "title": self.title,
             "version": self.summary["version"],
             "summary": self.summary,
             "configuration": self.run.config,
-            "data": {key: self.federation.get(key) for key in (*known, "clients")},
+            "data": {key: self.federation.get(key) for key in (*fields, "clients")},
             "results": {
                 "positive_class": self.positive,
                 "specificity": self.specificity,
                 "confidence": 0.95,
-                "all": self.everybody.to_json() if self.everybody else None,
+                "all": self.overall.to_json() if self.overall else None,
                 "sites": results,
                 "at_sites": self.summary.get("sites", {}),
             },
@@ -80,7 +80,7 @@ class ModelCard:
         return clean(f"{self.run.label} on {self.summary['dataset']}")
 
     def to_markdown(self) -> str:
-        """The card to read."""
+        """Write the card as Markdown."""
         parts = [
             ("", [f"# Model card: {self.title}", "", self._headline(), "", self._identity()]),
             ("Results", self._results()),
@@ -92,11 +92,11 @@ class ModelCard:
             ("How to use it", self._use()),
         ]
         text = [[f"## {head}", ""] if head else [] for head, _ in parts]
-        told = "\n\n".join("\n".join([*text[k], *lines]) for k, (_, lines) in enumerate(parts))
-        return without_html(told) + "\n"
+        body = "\n\n".join("\n".join([*text[k], *lines]) for k, (_, lines) in enumerate(parts))
+        return without_html(body) + "\n"
 
     def write(self, folder: Path) -> None:
-        """card.md and card.json."""
+        """Write card.md and card.json."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / "card.md", self.to_markdown().encode())
@@ -113,7 +113,7 @@ class ModelCard:
         )
 
     def _identity(self) -> str:
-        """When it was made, by whom, for what, under which licence, and which file it is about."""
+        """Tabulate date, owner, purpose, licence, and the checksum of the model file."""
         made = self.summary.get("finished") or "not recorded: the run is older than this field"
         file = f"`{self.checksum}`" if self.checksum else "no global model"
         rows = [["fact", "value"], ["training finished (UTC)", clean(made)]]
@@ -125,7 +125,7 @@ class ModelCard:
     def _results(self) -> list[str]:
         if self.run.task != "classification":
             return self._measures()[1:] + self._by_site()
-        if self.everybody is None:
+        if self.overall is None:
             return ["There are no predictions of a global model: every client keeps its own."]
         head = [
             "test pictures of",
@@ -134,43 +134,48 @@ class ModelCard:
             "AUROC",
             f"sensitivity for {clean(self.positive)} at specificity {self.specificity:g}",
         ]
-        rows = [_row("all", self.everybody)]
+        rows = [_row("all", self.overall)]
         rows += [_row(clean(name), site) for name, site in self.sites.items()]
         how = "Brackets hold 95 % intervals: Wilson's (accuracy), DeLong's (AUROC), a bootstrap (sensitivity)"
-        patients = self.everybody.patients
+        patients = self.overall.patients
         unit = (
             "." if patients is None else f"; pictures of one of the {patients} patients are not independent."
         )
         return [markdown([head, *rows]), "", how + unit, *self._measures(), *self._best()]
 
     def _by_site(self) -> list[str]:
-        """The measures of the last round on every client's own test samples."""
+        """Tabulate the measures of the last round on every client's own test samples."""
         lines = [line for line in self.run.rounds.lines if line.get("client_tests")]
         if not lines:
             return []
         clients = lines[-1]["client_tests"]
-        shown = [one for one in self.run.measures.values() if any(one.name in s for s in clients.values())]
-        rows = [["test samples of", "samples", *(one.heading for one in shown)]]
+        measures = [
+            measure
+            for measure in self.run.measures.values()
+            if any(measure.name in s for s in clients.values())
+        ]
+        rows = [["test samples of", "samples", *(measure.heading for measure in measures)]]
         for name, scores in clients.items():
-            values = [scores.get(one.name) for one in shown]
+            values = [scores.get(measure.name) for measure in measures]
             cells = [
-                "-" if v is None else one.format(one.scaled(v)) for one, v in zip(shown, values, strict=True)
+                "-" if v is None else measure.format(measure.scaled(v))
+                for measure, v in zip(measures, values, strict=True)
             ]
             rows.append([clean(name), f"{scores.get('count', 0)}", *cells])
         return ["", markdown(rows)]
 
     def _measures(self) -> list[str]:
-        """All measures of the final model on the test pictures, the user's among them."""
+        """List all measures of the final model on the test pictures, the user's among them."""
         final = self.summary.get("test", {}).get("final", {})
-        told = []
+        values = []
         for measure in self.run.measures.values():
             value = final.get(measure.name)
             if value is not None:
-                told.append(f"{clean(measure.title)} {measure.format(measure.scaled(value))}")
-        return ["", f"On all test pictures: {', '.join(told)}."] if told else []
+                values.append(f"{clean(measure.title)} {measure.format(measure.scaled(value))}")
+        return ["", f"On all test pictures: {', '.join(values)}."] if values else []
 
     def _best(self) -> list[str]:
-        """Which round the clients' validation images chose."""
+        """Name the round with the best model on the clients' validation images."""
         best = self.summary.get("validated")
         if best is None:
             return []
@@ -185,11 +190,11 @@ class ModelCard:
         ]
 
     def _own_results(self) -> list[tuple[str, list[str]]]:
-        """What the sites measured themselves, as far as predictions.csv does not tell it above."""
+        """Tabulate what the sites measured themselves and predictions.csv does not have."""
         rows = [
-            _row(clean(name), one, which)
+            _row(clean(name), result, which)
             for name, models in self.at_sites.items()
-            for which, one in models.items()
+            for which, result in models.items()
             if which == "personal" or name not in self.sites
         ]
         if not rows:
@@ -204,25 +209,25 @@ class ModelCard:
         classes = [clean(name) for name in self.federation.get("classes") or []]
         rows = [["site", "training pictures", *classes, "test pictures"]]
         for client in self.federation.get("clients") or []:
-            facts = [client.get("train"), *(client.get("labels") or [""] * len(classes)), client.get("test")]
-            rows.append([clean(client.get("name")), *map(str, facts)])
+            cells = [client.get("train"), *(client.get("labels") or [""] * len(classes)), client.get("test")]
+            rows.append([clean(client.get("name")), *map(str, cells)])
         shape = " x ".join(map(str, self.federation.get("image_shape") or []))
-        said = f"Pictures of {shape}, divided by {clean(self.federation.get('partition') or 'site')}."
+        summary = f"Pictures of {shape}, divided by {clean(self.federation.get('partition') or 'site')}."
         notes = [f"- {clean(note)}" for note in self.federation.get("notes") or []]
-        return [said, "", markdown(rows), *(["", *notes] if notes else [])]
+        return [summary, "", markdown(rows), *(["", *notes] if notes else [])]
 
     def _participation(self) -> list[str]:
         rows = [["site", "rounds asked", "rounds taken part", "missing"]]
-        for name, told in self.summary["participation"].items():
-            why = ", ".join(f"{reason} {count}" for reason, count in told["missing"].items())
-            rows.append([clean(name), str(told["drawn"]), str(told["took_part"]), why or "-"])
+        for name, counts in self.summary["participation"].items():
+            why = ", ".join(f"{reason} {count}" for reason, count in counts["missing"].items())
+            rows.append([clean(name), str(counts["drawn"]), str(counts["took_part"]), why or "-"])
         return [markdown(rows)]
 
     def _method(self) -> list[str]:
         config = (self.run.path / "config.toml").read_text(encoding="utf-8").rstrip()
-        asked, count = self.run.config.get("clients"), self.summary["clients"]
-        if asked != count:
-            line = f"\nclients = {asked}\n"
+        configured, count = self.run.config.get("clients"), self.summary["clients"]
+        if configured != count:
+            line = f"\nclients = {configured}\n"
             config = config.replace(line, f"{line.rstrip()}  # not used: the data name {count} clients\n")
         machine = ", ".join(f"{key} {value}" for key, value in self.summary["environment"].items())
         return [f"Computed with {clean(machine)}.", "", "```toml", config, "```"]
@@ -234,7 +239,7 @@ class ModelCard:
         head = (
             [f"Head of the server's ledger at the end of the run: `{clean(ledger)}`.", ""] if ledger else []
         )
-        return [*head, "```", "fedld predict model.safetensors PICTURES --out told.csv", "```"]
+        return [*head, "```", "fedld predict model.safetensors PICTURES --out predictions.csv", "```"]
 
 
 def make_card(
@@ -243,12 +248,12 @@ def make_card(
     specificity: float | None = None,
     statements: Mapping[str, str | None] | None = None,
 ) -> ModelCard:
-    """The card of a finished run; the specificity is the run's own unless told.
+    """Make the card of a finished run.
 
     Args:
         path: run directory.
-        positive: class whose sensitivity is told; None: the last one.
-        specificity: at which sensitivity is told; None: the run's.
+        positive: class of the sensitivity; None: the last one.
+        specificity: of that sensitivity; None: the run's.
         statements: what its owner says of the model, by the names of `STATEMENTS`.
 
     Raises:
@@ -265,12 +270,12 @@ def make_card(
     table = read_predictions(path / "predictions.csv") if classified else None
     if changed := run.change("predictions.csv"):
         raise FedLDError(f"'{path}': {changed}, so a card would show other results than the model's")
-    everybody, sites = site_results(table, positive, specificity) if table else (None, {})
+    overall, sites = site_results(table, positive, specificity) if table else (None, {})
     file = _model_file(path / "model.safetensors")
-    few = [f"{clean(name)} ({one.pictures})" for name, one in sites.items() if one.pictures < FEW]
+    few = [f"{clean(name)} ({site.pictures})" for name, site in sites.items() if site.pictures < FEW]
     limits = [finding.sentence for finding in diagnosis.warnings]
     limits += [f"Few test pictures, so hardly sure: {', '.join(few)}."] if few else []
-    limits += [told] if everybody and (told := sites_apart(everybody, sites)) else []
+    limits += [sentence] if overall and (sentence := sites_apart(overall, sites)) else []
     limits += [file.note] if file and file.note else []
     limits += [f"Not measured: {', '.join(diagnosis.not_measured)}."] if diagnosis.not_measured else []
     return ModelCard(
@@ -278,7 +283,7 @@ def make_card(
         run.summary,
         federation,
         file.metadata if file else {},
-        everybody,
+        overall,
         sites,
         measured_at_sites(run.summary),
         positive or (table.classes[-1] if table else ""),
@@ -296,12 +301,12 @@ def _checksum(file: Path) -> str | None:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _row(name: str, one: SiteResult, *model: str) -> list[str]:
-    return [name, *model, str(one.pictures), *map(str, one.estimates)]
+def _row(name: str, result: SiteResult, *model: str) -> list[str]:
+    return [name, *model, str(result.pictures), *map(str, result.estimates)]
 
 
 def _model_file(file: Path) -> ModelFile | None:
-    """The run's model, checked; None if every client keeps its own."""
+    """Read and check the run's model; None if every client keeps its own."""
     return read_model(file) if file.is_file() else None
 
 
@@ -322,13 +327,13 @@ class StudyCard:
     @property
     def limitations(self) -> list[str]:
         """What limits the models, and in how many runs."""
-        said = [line for card in self.cards.values() for line in card.limitations]
+        sentences = [line for card in self.cards.values() for line in card.limitations]
         runs = len(self.cards)
-        counted = {line: said.count(line) for line in dict.fromkeys(said)}
+        counted = {line: sentences.count(line) for line in dict.fromkeys(sentences)}
         return [line if n == runs else f"{line} ({n} of {runs} runs)" for line, n in counted.items()]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Give the card as plain data."""
         return {
             "title": self.title,
             "method": self.method,
@@ -343,13 +348,13 @@ class StudyCard:
         return clean(f"{self.method} on {self._first.summary['dataset']}, {len(self.cards)} runs")
 
     def to_markdown(self) -> str:
-        """The card to read."""
+        """Write the card as Markdown."""
         first = self._first
         head, *rows = self.comparison.table
-        own = [row for row in rows if row[0] == self.method]
+        method_rows = [row for row in rows if row[0] == self.method]
         parts = {
             f"# Model card: {self.title}": [f"{self.comparison.verdict}.", "", self._statements()],
-            "## Results over all runs": [markdown([head, *own]), self.comparison.method_note],
+            "## Results over all runs": [markdown([head, *method_rows]), self.comparison.method_note],
             "## Results of every run": [self._runs()],
             "## Data, as the sites disclose it": first._data(),
             "## Limitations": [f"- {line}" for line in self.limitations],
@@ -358,7 +363,7 @@ class StudyCard:
                 "The mean of all models' probabilities:",
                 "",
                 "```",
-                f"fedld predict STUDY PICTURES --method {clean(self.method)} --out told.csv",
+                f"fedld predict STUDY PICTURES --method {clean(self.method)} --out predictions.csv",
                 "```",
             ],
         }
@@ -389,11 +394,11 @@ class StudyCard:
         return markdown(rows)
 
     def _runs(self) -> str:
-        """One row per run: its results on all test pictures, and which file it is about."""
+        """Tabulate every run: its results on all test pictures, and the checksum of its model file."""
         rows = [["run", "pictures", "accuracy", "AUROC", "sensitivity", "SHA-256 of model.safetensors"]]
         for name, card in self.cards.items():
-            one = card.everybody
-            values = ["-"] * 4 if one is None else [str(one.pictures), *map(str, one.estimates)]
+            results = card.overall
+            values = ["-"] * 4 if results is None else [str(results.pictures), *map(str, results.estimates)]
             rows.append([clean(name), *values, f"`{card.checksum}`" if card.checksum else "no global model"])
         return markdown(rows)
 
@@ -419,8 +424,8 @@ def make_study_card(
     if method is None and len(labels) == 1:
         method = labels[0]
     if method not in labels:
-        asked = "name one with --method" if method is None else f"'{method}' is none of them"
-        raise FedLDError(f"the methods of '{path}' are {', '.join(labels)}: {asked}")
+        problem = "name one with --method" if method is None else f"'{method}' is none of them"
+        raise FedLDError(f"the methods of '{path}' are {', '.join(labels)}: {problem}")
     finished = [run for run in study.runs if run.label == method and run.summary is not None]
     if not finished:
         raise FedLDError(f"no run of '{method}' in '{path}' is finished")

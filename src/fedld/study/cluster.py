@@ -1,7 +1,8 @@
 """Grids of runs on a Dask cluster: a task is a whole run, and its files go to a folder that all machines see.
 
-The study's folder is shared, so a run whose worker died goes on from its last checkpoint on another one. What
-comes back through the scheduler is a run's summary; tables are made from the files, as they are here.
+The study's folder is shared, so a run continues after its worker died, from its last checkpoint on
+another one. What comes back through the scheduler is a run's summary; tables are made from the files, as they
+are here.
 
 `session.json` in the study's folder names the process that asked for the runs. A worker that finds another
 session there, or none, stops after the round in hand.
@@ -66,8 +67,8 @@ class Session:
 
     def open(self) -> bool:
         """Tell whether the session's file is there and names this session."""
-        found = read_object(self.file)
-        return found is not None and found.get("session") == self.name
+        content = read_object(self.file)
+        return content is not None and content.get("session") == self.name
 
 
 def connect(address: str) -> Any:

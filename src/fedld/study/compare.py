@@ -47,11 +47,11 @@ class StudyPlan:
         return sum(experiment.rounds for _, experiment in self.cells)
 
     def placed(self, out: Path) -> list[Cell]:
-        """Every run with its folder in the study's."""
+        """Give every run its folder in the study's folder."""
         return [Cell(label, e, out / _path(label, e)) for label, e in self.cells]
 
     def to_json(self) -> StudyIndex:
-        """Index of the study directory."""
+        """Give the index of the study directory."""
         runs: list[StudyEntry] = [
             {
                 "label": label,
@@ -83,7 +83,7 @@ def plan(
     target: str = DEFAULT_TARGET,
     values: Mapping[str, Any] | None = None,
 ) -> StudyPlan:
-    """Every method with every seed and, where `folds` are asked for, every fold.
+    """Plan every method with every seed and, with `folds`, every fold.
 
     A table named like a method is for it alone: `fedprox.mu=0.1`. One named like a label is for that row, so
     that a method can be compared with itself: `adamw.optimiser=adamw`.
@@ -101,11 +101,11 @@ def plan(
         raise FedLDError(f"name at least one method, and each once, not '{','.join(map(_label, methods))}'")
     seeds = check_seeds(seeds)
     tables = {*METHODS, *labelled} - set(Experiment.model_fields)
-    own = {name: settings[name] for name in settings if name in tables}
+    method_settings = {name: settings[name] for name in settings if name in tables}
     shared = {key: value for key, value in settings.items() if key not in tables}
     shared.setdefault("workers", 0)
     cells = [
-        (label, make_experiment(_settings_of(label, method, shared, own) | repetition, values))
+        (label, make_experiment(_settings_of(label, method, shared, method_settings) | repetition, values))
         for repetition in _repetitions(seeds, shared)
         for label, method in labelled.items()
     ]
@@ -117,7 +117,7 @@ def plan(
 
 
 def _repetitions(seeds: Sequence[int], shared: Mapping[str, Any]) -> list[dict[str, int]]:
-    """What every method is run with: each seed, and with it each fold."""
+    """List the seeds, with every fold of a cross-validation, that each method is run with."""
     folds = shared.get("folds")
     if folds is None:
         return [{"seed": seed} for seed in seeds]
@@ -129,13 +129,13 @@ def _repetitions(seeds: Sequence[int], shared: Mapping[str, Any]) -> list[dict[s
 
 
 def check_seeds(seeds: Any) -> list[int]:
-    """Seeds that are different whole numbers, not negative."""
+    """Check that seeds are different whole numbers, not negative."""
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):
         raise FedLDError(f"seeds is a list of whole numbers, not {seeds!r:.80}")
-    found = list(seeds)
-    whole = [int(seed) for seed in found if isinstance(seed, int | np.integer) and seed is not True]
-    if not whole or len(set(whole)) < len(found) or min(whole) < 0:
-        raise FedLDError(f"seeds must be whole numbers, different and not negative, not {found!r:.80}")
+    values = list(seeds)
+    whole = [int(seed) for seed in values if isinstance(seed, int | np.integer) and seed is not True]
+    if not whole or len(set(whole)) < len(values) or min(whole) < 0:
+        raise FedLDError(f"seeds must be whole numbers, different and not negative, not {values!r:.80}")
     return whole
 
 
@@ -156,7 +156,7 @@ def check_own_tables(typed: Collection[str], methods: Collection[Any]) -> None:
 
 
 def _label(method: Any) -> str:
-    """What a method is called in the table."""
+    """Name a method as the table does."""
     if isinstance(method, str):
         return method
     name: str = name_values({"method": method})[0]["method"]["name"]
@@ -164,26 +164,26 @@ def _label(method: Any) -> str:
 
 
 def _settings_of(
-    label: str, method: Any, shared: dict[str, Any], own: dict[str, dict[str, Any]]
+    label: str, method: Any, shared: dict[str, Any], by_method: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """Settings of a run: a name with the tables of the method and of its label, anything else as it is."""
+    """Merge the shared settings of a run with the tables of its method and its label."""
     if not isinstance(method, str):
-        return {**shared, **own.get(label, {}), "method": method}
+        return {**shared, **by_method.get(label, {}), "method": method}
     METHODS.check(method)
-    return for_method(shared, method, {**own.get(method, {}), **own.get(label, {})})
+    return for_method(shared, method, {**by_method.get(method, {}), **by_method.get(label, {})})
 
 
-def for_method(shared: dict[str, Any], name: str, own: dict[str, Any]) -> dict[str, Any]:
-    """Shared settings with a method's own: options of the method, or else keys of the experiment."""
-    known = options_of(METHODS[name]) if name in METHODS else {}
-    in_experiment = {key for key in own if key in Experiment.model_fields and key not in known}
-    experiment = {key: own[key] for key in own if key in in_experiment}
-    options = {key: own[key] for key in own if key not in in_experiment}
+def for_method(shared: dict[str, Any], name: str, method_settings: dict[str, Any]) -> dict[str, Any]:
+    """Merge shared settings with a method's own: options of the method, or else keys of the experiment."""
+    names = options_of(METHODS[name]) if name in METHODS else {}
+    in_experiment = {key for key in method_settings if key in Experiment.model_fields and key not in names}
+    experiment = {key: method_settings[key] for key in method_settings if key in in_experiment}
+    options = {key: method_settings[key] for key in method_settings if key not in in_experiment}
     return {**shared, **experiment, "method": {"name": name, **options}}
 
 
 def short_name(dataset: str) -> str:
-    """A dataset's name in a title.
+    """Shorten a dataset's name for a title.
 
     >>> short_name("npz:/data/retina96.npz"), short_name("fundus-sim")
     ('retina96', 'fundus-sim')
@@ -192,7 +192,7 @@ def short_name(dataset: str) -> str:
 
 
 def of_one_method(settings: dict[str, Any], method: str | None = None) -> dict[str, Any]:
-    """Settings of a single run: the method's own table is merged, those of the others are left out.
+    """Give the settings of a single run: the method's own table is merged, other methods' are dropped.
 
     >>> of_one_method({"lr": 0.1, "method": "fedprox", "fedprox": {"mu": 0.2}, "fedld": {"lr": 0.3}})
     {'lr': 0.1, 'method': {'name': 'fedprox', 'mu': 0.2}}
@@ -216,13 +216,13 @@ def run_study(
     engine: Engine = THIS_MACHINE,
     client: Any = None,
 ) -> Comparison:
-    """Run what is not finished, then write the table (json, md, tex, csv) and report.html.
+    """Run the unfinished runs, then write the table (json, md, tex, csv) and report.html.
 
-    With a Dask `client` the runs are on its cluster, whose machines all see the folder `out`.
+    With a Dask `client` the runs are on its cluster; all its machines see the folder `out`.
     """
     cells = [replace(cell, engine=engine) for cell in open_study(study, out, resume=resume)]
     end_session(out)
-    # Plotting takes a second to import, which nobody has to wait for while the runs are at work.
+    # Plotting takes a second to import: do it while the runs are at work.
     Thread(target=import_module, args=("fedld.study.report",), daemon=True).start()
     cluster = Cluster(client, out) if client is not None else None
     failed = run_grid(cells, jobs=jobs, progress=progress, cluster=cluster)
@@ -236,13 +236,13 @@ def run_study(
 
 
 def reopen(out: Path) -> StudyPlan:
-    """The study of a directory, from its own index: to finish it, nothing else need be known."""
+    """Read the plan of an existing study from its index."""
     index = read_object(out / "study.json")
     if index is None:
         raise FedLDError(f"'{out}' holds no study to finish")
     check_format(index, out / "study.json")
     try:
-        cells = [(one["label"], make_experiment(parse_toml(one["settings"]))) for one in index["runs"]]
+        cells = [(run["label"], make_experiment(parse_toml(run["settings"]))) for run in index["runs"]]
         name, command, baseline = (str(index[key]) for key in ("name", "command", "baseline"))
         target = str(index.get("target", DEFAULT_TARGET))
         Target.parse(target)
@@ -265,17 +265,17 @@ def note_failed(out: Path, failed: Mapping[Path, str]) -> None:
 
 
 def compare_cells(study: StudyPlan, cells: list[Cell], failed: Mapping[Path, str]) -> Comparison:
-    """The comparison of finished cells, with what became of those that failed."""
+    """Compare finished cells; those that failed are listed with the reason."""
     runs = [read_run(cell.path, cell.label, cell.experiment.seed, failed.get(cell.path)) for cell in cells]
     return compare_runs(study.name, runs, study.baseline, study.primary, study.target)
 
 
 def write_comparison(comparison: Comparison, out: Path, command: str) -> None:
-    """table.json, table.md, table.tex and table.csv."""
+    """Write table.json, table.md, table.tex and table.csv."""
     made = {"command": command}
     write_atomically(out / "table.json", json.dumps(comparison.to_json() | made, indent=1).encode())
-    said = f"{comparison.to_markdown()}\nMade by `{no_html(command)}`.\n"
-    write_atomically(out / "table.md", said.encode())
+    text = f"{comparison.to_markdown()}\nMade by `{no_html(command)}`.\n"
+    write_atomically(out / "table.md", text.encode())
     write_atomically(out / "table.tex", comparison.to_latex(command).encode())
     write_atomically(out / "table.csv", comparison.to_csv().encode())
 

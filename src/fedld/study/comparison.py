@@ -1,4 +1,4 @@
-"""One comparison, computed once: who stands where, by how much, how surely and why. Everybody reads it.
+"""One comparison, computed once for all readers: ranks, differences, their intervals and explanations.
 
 Methods are compared over the seeds they share with the baseline: same partition, same initial weights. In a
 cross-validation they are compared over folds, each the mean over its seeds.
@@ -67,12 +67,12 @@ class Standing:
     folds: int | None = None  # of a cross-validation
 
     def interval(self, measure: str) -> tuple[float, float] | None:
-        """95 % interval of the mean over folds (Nadeau and Bengio); None without a cross-validation."""
+        """Compute the 95 % interval of the mean over folds (Nadeau and Bengio); None without folds."""
         values = list(self.values.get(measure, {}).values())
         return mean_interval(values, folds=self.folds) if self.folds and values else None
 
     def mean(self, measure: str) -> float | None:
-        """Mean over seeds."""
+        """Average a measure over seeds."""
         return mean_of(list(self.values.get(measure, {}).values()))
 
     @property
@@ -81,30 +81,31 @@ class Standing:
         return None if self.p_value is None else self.p_value < LEVEL
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; `final`, `last5`, `best` and `personal` are of the first measure, a value per seed."""
+        """Give plain data; `final`, `last5`, `best` and `personal` are of the first measure, by seed."""
         d = self.difference
         first, *others = self.measures
         lists = {"final": self.values.get(first, {}), "last5": self.last5, "best": self.best}
         lists |= {name: self.values.get(name, {}) for name in others}
         lists["personal"] = self.personal
-        found: dict[str, Any] = {"label": self.label, "seeds": self.seeds, "reference": self.reference}
+        row: dict[str, Any] = {"label": self.label, "seeds": self.seeds, "reference": self.reference}
         for name, by_seed in lists.items():
-            if name in found:
+            if name in row:
                 continue  # a user's measure with the name of another field: it is among `values`
             values = [by_seed[s] for s in self.seeds if s in by_seed] or None
-            found |= {name: values, f"{name}_mean": fmean(values) if values else None}
-            found[f"{name}_sd"] = stdev(values) if values and len(values) > 1 else None
+            row |= {name: values, f"{name}_mean": fmean(values) if values else None}
+            row[f"{name}_sd"] = stdev(values) if values and len(values) > 1 else None
         if self.folds:
             cross = {"folds": self.folds, "intervals": {name: self.interval(name) for name in self.values}}
-            found |= cross
-        return found | {
+            row |= cross
+        return row | {
             "values": {name: list(by_seed.values()) for name, by_seed in self.values.items()},
             "difference": d.mean if d else None,
             "interval": d.interval if d else None,
             "effect_size": d.effect_size if d else None,
             "p_value": self.p_value,
             "differences": {
-                name: {"mean": one.mean, "interval": one.interval} for name, one in self.differences.items()
+                name: {"mean": difference.mean, "interval": difference.interval}
+                for name, difference in self.differences.items()
             },
             "never_predicted": self.never,
             "target": None if self.reached is None else self.reached.to_json(),
@@ -143,7 +144,7 @@ class Comparison:
         return next(iter(self.measures.values()))
 
     @property
-    def shown(self) -> Measure:
+    def primary_measure(self) -> Measure:
         """The primary measure."""
         return self.measures[self.primary]
 
@@ -183,7 +184,7 @@ class Comparison:
         return explain(self.runs, self.winner.label, self.rival)
 
     def standing(self, label: str) -> Standing:
-        """A method's."""
+        """Find the standing of a method."""
         return next(s for s in self.standings if s.label == label)
 
     @property
@@ -205,8 +206,8 @@ class Comparison:
         return [[row[k] for k in used] for row in rows]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: the table, the verdict and what explains it."""
-        found = self.explanation
+        """Give plain data: the table, the verdict and the loss terms behind it."""
+        explanation = self.explanation
         return {
             "format": FORMAT,
             "title": self.title,
@@ -220,14 +221,16 @@ class Comparison:
             "warnings": self.warnings,
             "rows": [standing.to_json() for standing in self.standings],
             "causes": [standing.account.to_json() for standing in self.standings],
-            "explanation": None if found is None else {"round": found.round, "terms": found.terms},
+            "explanation": None
+            if explanation is None
+            else {"round": explanation.round, "terms": explanation.terms},
         }
 
     def to_markdown(self) -> str:
-        """Verdict, warnings, table and accounts under the title."""
-        said = "".join(f"- {line}\n" for line in self.warnings)
+        """Write verdict, warnings, table and accounts under the title."""
+        warnings = "".join(f"- {line}\n" for line in self.warnings)
         table = formats.markdown(self.table) + (f"\n{self.method_note}\n" if self.folds else "")
-        return no_html(f"{self.title}\n\n{self.verdict}.\n\n{said}\n{table}\n{self.why()}")
+        return no_html(f"{self.title}\n\n{self.verdict}.\n\n{warnings}\n{table}\n{self.why()}")
 
     @property
     def method_note(self) -> str:
@@ -240,16 +243,16 @@ class Comparison:
         )
 
     def to_latex(self, comment: str = "", caption: str = "") -> str:
-        """The table as a tabular; with a caption in a table environment."""
-        said = "\n".join(filter(None, (self.title, self.method_note, comment)))
-        return formats.latex(self.table, said, caption)
+        """Write the table as a tabular; with a caption in a table environment."""
+        comments = "\n".join(filter(None, (self.title, self.method_note, comment)))
+        return formats.latex(self.table, comments, caption)
 
     def to_csv(self) -> str:
-        """One row per method, seed (or fold) and measure: what a plot or a test of one's own needs."""
+        """Write one row per method, seed (or fold) and measure, for own plots and tests."""
         return formats.comma_separated([["method", self.unit, "measure", "value"], *self.values()])
 
     def values(self) -> list[list[object]]:
-        """Method, seed, measure and value, row by row."""
+        """List method, seed, measure and value, row by row."""
         rows: list[list[object]] = []
         for s in self.standings:
             name = self.first.name
@@ -260,18 +263,18 @@ class Comparison:
         return rows
 
     def why(self) -> str:
-        """The accounts as a table with its legend."""
+        """Tabulate the accounts, with a legend."""
         rows = [["why", *Account.COLUMNS], *([s.label, *s.account.cells()] for s in self.standings)]
         return f"\n{WHY}\n\n{formats.markdown(rows)}\n"
 
     def _columns(self) -> list[tuple[str, Any]]:
-        """Headings and what stands under them; the primary measure comes first."""
-        others = [m for m, one in self.measures.items() if m != self.primary and not one.minor]
+        """List headings with the functions that make their cells; the primary measure comes first."""
+        others = [m for m, measure in self.measures.items() if m != self.primary and not measure.minor]
         unit, digits = f", {self.first.unit}" if self.first.unit else "", self.first.digits
         return [
-            (self.shown.heading, lambda s: self._values(s, self.primary)),
+            (self.primary_measure.heading, lambda s: self._values(s, self.primary)),
             *([("95 % interval", self._interval)] if self.folds else []),
-            (f"minus {self.baseline} [95 %]", lambda s: _difference(s, self.shown.digits)),
+            (f"minus {self.baseline} [95 %]", lambda s: _difference(s, self.primary_measure.digits)),
             ("p (Holm)", lambda s: "" if s.p_value is None else f"{s.p_value:.3f}"),
             ("effect", lambda s: _effect(s.difference)),
             *((self.measures[m].heading, lambda s, m=m: self._values(s, m)) for m in others),
@@ -285,7 +288,7 @@ class Comparison:
         ]
 
     def _target_columns(self) -> list[tuple[str, Any]]:
-        """When the target was reached, and at what cost; nothing where there is no target."""
+        """List the columns on reaching the target and its cost; none without a target."""
         if self.level is None:
             return []
         return [
@@ -299,20 +302,20 @@ class Comparison:
         return formats.spread(values, self.measures[measure].digits)
 
     def _interval(self, standing: Standing) -> str:
-        found, digits = standing.interval(self.primary), self.shown.digits
-        return "" if found is None else f"[{found[0]:.{digits}f}, {found[1]:.{digits}f}]"
+        interval, digits = standing.interval(self.primary), self.primary_measure.digits
+        return "" if interval is None else f"[{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
 
     def _seeds(self, standing: Standing) -> str:
-        """How many seeds or folds the row is made of, where runs are missing; the warnings say why."""
+        """Count the seeds or folds behind a row, where runs are missing; the warnings say why."""
         if self.folds:
             return f"{len(standing.seeds)} of {self.folds}"
         missing = sum(run.label == standing.label for run in self.failed)
         return f"{len(standing.seeds)} of {len(standing.seeds) + missing}" if missing else ""
 
     def _lead(self, standing: Standing) -> float:
-        """What methods are ranked by: paired differences, as means over other seeds are not comparable."""
+        """Give the paired difference that methods are ranked by; means over other seeds do not compare."""
         if standing.difference is not None:
-            return self.shown.sign * standing.difference.mean
+            return self.primary_measure.sign * standing.difference.mean
         return 0.0 if standing.label == self.baseline else float("-inf")
 
 
@@ -327,10 +330,12 @@ def compare_runs(
     measures = measures_of(runs)
     primary = check_primary(primary, measures)
     at, compared = _comparable([run for run in runs if not run.failure])
-    standings = [_standing(label, own, at, measures) for label, own in by_label(compared).items()]
-    known = [s.label for s in standings if primary in s.values] or [s.label for s in standings]
-    if baseline not in known:
-        baseline = "fedavg" if "fedavg" in known else next(iter(known), "")
+    standings = [
+        _standing(label, method_runs, at, measures) for label, method_runs in by_label(compared).items()
+    ]
+    labels = [s.label for s in standings if primary in s.values] or [s.label for s in standings]
+    if baseline not in labels:
+        baseline = "fedavg" if "fedavg" in labels else next(iter(labels), "")
     final = next((s.mean("accuracy") for s in standings if s.label == baseline), None)
     level = Target.parse(target).level(final) if "accuracy" in measures else None
     if level is not None:
@@ -350,8 +355,10 @@ def compare_runs(
 
 def _to_target(standing: Standing, runs: Sequence[Run], accuracy: Measure, level: float, at: int) -> Standing:
     """Add when a method with a global model reached the target."""
-    own = [run for run in runs if run.label == standing.label]
-    return replace(standing, reached=reached(own, accuracy, level, at)) if standing.values else standing
+    method_runs = [run for run in runs if run.label == standing.label]
+    return (
+        replace(standing, reached=reached(method_runs, accuracy, level, at)) if standing.values else standing
+    )
 
 
 def with_differences(standings: list[Standing], baseline: str, primary: str) -> list[Standing]:
@@ -368,25 +375,27 @@ def with_differences(standings: list[Standing], baseline: str, primary: str) -> 
     base = next((s for s in standings if s.label == baseline), None)
     if base is None:
         return standings
-    found: dict[str, dict[str, PairedDifference]] = {}
+    differences: dict[str, dict[str, PairedDifference]] = {}
     for standing in standings:
-        found[standing.label] = {}
+        differences[standing.label] = {}
         for measure, values in standing.values.items():
             seeds = sorted(values.keys() & base.values.get(measure, {}).keys())
             if standing is not base and seeds:
                 ours, theirs = [values[s] for s in seeds], [base.values[measure][s] for s in seeds]
                 test = paired_difference(ours, theirs, folds=base.folds)
-                found[standing.label][measure] = test
-    tests = {label: one[primary] for label, one in found.items() if primary in one}
+                differences[standing.label][measure] = test
+    tests = {label: by_measure[primary] for label, by_measure in differences.items() if primary in by_measure}
     adjusted = dict(zip(tests, holm([test.p_value for test in tests.values()]), strict=True))
     return [
-        replace(s, differences=found[s.label], difference=tests.get(s.label), p_value=adjusted.get(s.label))
+        replace(
+            s, differences=differences[s.label], difference=tests.get(s.label), p_value=adjusted.get(s.label)
+        )
         for s in standings
     ]
 
 
 def _comparable(runs: Sequence[Run]) -> tuple[int, list[Run]]:
-    """Finished runs; if fewer than two methods have finished, all of them at the last round they share."""
+    """Choose the finished runs; with fewer than two finished methods, all up to their last shared round."""
     finished = [run for run in runs if run.finished and run.rounds.lines]
     if len({run.label for run in finished}) < min(2, len({run.label for run in runs})):
         finished = [run for run in runs if any("test" in line for line in run.rounds.lines)]
@@ -395,7 +404,7 @@ def _comparable(runs: Sequence[Run]) -> tuple[int, list[Run]]:
 
 
 def _standing(label: str, runs: Sequence[Run], at: int, measures: Mapping[str, Measure]) -> Standing:
-    values = {name: _paired(runs, partial(_value, one, at)) for name, one in measures.items()}
+    values = {name: _paired(runs, partial(_value, measure, at)) for name, measure in measures.items()}
     first = next(iter(measures.values()))
     classes = [name for run in runs for name in never_predicted(run)]
     sent = [sum(run.series("bytes_up").values()) + sum(run.series("bytes_down").values()) for run in runs]
@@ -418,13 +427,13 @@ def _standing(label: str, runs: Sequence[Run], at: int, measures: Mapping[str, M
 
 
 def _paired(runs: Sequence[Run], value: Callable[[Run], float | None]) -> dict[int, float]:
-    """A number of some runs by seed, or by fold as the mean over its seeds; runs without it are left out."""
-    found: dict[int, list[float]] = {}
+    """Collect a number of runs by seed, or by fold as the mean over seeds; runs without it are left out."""
+    numbers_by_pair: dict[int, list[float]] = {}
     for run in runs:
         number = value(run)
         if number is not None:
-            found.setdefault(run.pair, []).append(number)
-    return {pair: fmean(numbers) for pair, numbers in found.items()}
+            numbers_by_pair.setdefault(run.pair, []).append(number)
+    return {pair: fmean(numbers) for pair, numbers in numbers_by_pair.items()}
 
 
 def _value(measure: Measure, at: int, run: Run) -> float | None:
@@ -434,18 +443,18 @@ def _value(measure: Measure, at: int, run: Run) -> float | None:
 def _over(
     run: Run, measure: Measure, at: int, of: Evaluated, reduce: Callable[[list[float]], float]
 ) -> float | None:
-    """One number of a run's curve of a measure; None where there is no curve."""
+    """Reduce a run's curve of a measure to one number; None without a curve."""
     series = list(finite_scores(run, measure, at, of).values())
     return reduce(series) if series else None
 
 
 def _is_reference(run: Run) -> bool:
-    """Whether the run's method is a bound and not a way to train a federation."""
+    """Tell whether the run's method is a bound and not a way to train a federation."""
     return run.method in METHODS and METHODS[run.method].card.paper == "reference"
 
 
 def _keeps_nothing(run: Run) -> bool:
-    """Whether FedBN ran on a network without BatchNorm, so that nothing stayed with the clients."""
+    """Tell whether FedBN ran on a network without BatchNorm, so that nothing stayed with the clients."""
     return run.method == "fedbn" and run.summary is not None and run.summary.get("private_parameters") == 0
 
 

@@ -11,7 +11,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def spread(values: Sequence[float] | None, digits: int = 2) -> str:
-    """Mean ± standard deviation.
+    """Write mean ± standard deviation.
 
     >>> spread([80.0, 82.0]), spread([80.0]), spread(None)
     ('81.00 ± 1.41', '80.00', '-')
@@ -23,14 +23,14 @@ def spread(values: Sequence[float] | None, digits: int = 2) -> str:
 
 
 def markdown(rows: Rows) -> str:
-    """GitHub's table format."""
+    """Write rows as a table in GitHub's Markdown."""
     head, *body = rows
     lines = [head, ["---"] + ["---:"] * (len(head) - 1), *body]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def without_html(text: str) -> str:
-    r"""Markdown in which no name can be HTML; blocks of code stay as they are.
+    r"""Escape HTML in Markdown; blocks of code stay as they are.
 
     >>> without_html("a <b>\n```\nx < y\n```")
     'a &lt;b>\n```\nx < y\n```'
@@ -43,9 +43,9 @@ def without_html(text: str) -> str:
 
 
 def latex(rows: Rows, comment: str = "", caption: str = "") -> str:
-    """A tabular, with a comment on where it comes from; with a caption in a table environment."""
+    """Write a tabular with a comment on its origin; with a caption in a table environment."""
     head, *body = ([_tex(cell) for cell in row] for row in rows)
-    said = "".join(f"% {line}\n" for line in comment.splitlines())
+    comments = "".join(f"% {line}\n" for line in comment.splitlines())
     lines = "\n".join(" & ".join(row) + r" \\" for row in body)
     tabular = (
         f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}\n\\hline\n{' & '.join(head)} \\\\\n\\hline\n"
@@ -53,18 +53,18 @@ def latex(rows: Rows, comment: str = "", caption: str = "") -> str:
     )
     if caption:
         tabular = f"\\begin{{table}}\n\\centering\n\\caption{{{_tex(caption)}}}\n{tabular}\\end{{table}}\n"
-    return said + tabular
+    return comments + tabular
 
 
 def comma_separated(rows: Sequence[Sequence[object]]) -> str:
-    """CSV; names cannot become formulas."""
+    """Write CSV in which names cannot become formulas."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows([[guarded(cell) for cell in row] for row in rows])
     return buffer.getvalue()
 
 
 def _tex(text: str) -> str:
-    r"""Text of a cell.
+    r"""Escape the text of a cell.
 
     >>> _tex("81.00 ± 1.41"), _tex("a_b"), _tex("95 %")
     ('81.00 $\\pm$ 1.41', 'a\\_b', '95 \\%')

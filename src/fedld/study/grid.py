@@ -1,7 +1,7 @@
 """Grids of runs: each run single-threaded in one process, as many at a time as there are cores.
 
 A run does not depend on the number of workers, so running whole runs side by side gives the same results
-as one run on all cores, and nobody waits at the end of a round. Processes live as long as the grid: nothing
+as one run on all cores, and no core waits at the end of a round. Processes live as long as the grid: nothing
 is imported again for a run.
 """
 
@@ -167,8 +167,8 @@ def attempt(
 
 
 def _run_all(cells: Sequence[Cell], jobs: int | None, progress: Callable[[Event], None]) -> list[Outcome]:
-    """What became of every cell, in order."""
-    if jobs != 0 and (why := _stays_here(cells, asked=jobs is not None)):
+    """Run all cells in this process or in a pool; give their outcomes in order."""
+    if jobs != 0 and (why := _stays_here(cells, jobs_given=jobs is not None)):
         warnings.warn(f"{why}: the runs stay in this process", stacklevel=2)
         jobs = 0
     if jobs == 0:
@@ -239,9 +239,9 @@ def longest_first(
             running[submit(cells[chosen])] = chosen
         for future in wait(running, timeout=look, return_when=FIRST_COMPLETED).done:
             index = running.pop(future)
-            outcomes[index] = found = outcome(cells[index], future)
-            if not isinstance(found, str):
-                durations.learn(cells[index], found)
+            outcomes[index] = result = outcome(cells[index], future)
+            if not isinstance(result, str):
+                durations.learn(cells[index], result)
     return [outcomes[i] for i in range(len(cells))]
 
 
@@ -253,13 +253,13 @@ class Durations:
         self._begun: set[tuple[str, ...]] = set()
 
     def next_of(self, cells: Mapping[int, Cell]) -> int:
-        """The cell to run next: one of a kind that nobody has run yet, else the longest."""
+        """Choose the cell to run next: one of a kind that has not run yet, else the longest."""
         chosen = max(cells, key=lambda i: self._expected(cells[i]))
         self._begun.add(_kind(cells[chosen]))
         return chosen
 
     def _expected(self, cell: Cell) -> tuple[bool, float]:
-        """Whether the kind is new, and seconds; a kind whose first run is not done yet seems a long one."""
+        """Tell whether the kind is new, and the expected seconds; infinite until its first run is done."""
         kind = _kind(cell)
         return kind not in self._begun, self._seconds.get(kind, math.inf) * cell.experiment.rounds
 
@@ -269,7 +269,7 @@ class Durations:
 
 
 def _kind(cell: Cell) -> tuple[str, ...]:
-    """What runs that take equally long per round have in common."""
+    """Name the kind of a run: runs of a kind take equally long per round."""
     return cell.label, cell.experiment.dataset, cell.experiment.model
 
 
@@ -289,13 +289,13 @@ def _work(cell: Cell) -> Outcome:
 
 
 def _teller(cell: Cell, progress: Callable[[Event], None]) -> Callable[[Event], None]:
-    """Events under the name of their run."""
+    """Report events under the name of their run."""
     return lambda line: progress({**line, "run": cell.path.name})
 
 
-def _stays_here(cells: Sequence[Cell], asked: bool) -> str | None:
-    found = (stays_here({**cell.experiment.own, "engine": cell.engine}, asked) for cell in cells)
-    return next((why for why in found if why), None)
+def _stays_here(cells: Sequence[Cell], jobs_given: bool) -> str | None:
+    reasons = (stays_here({**cell.experiment.own, "engine": cell.engine}, jobs_given) for cell in cells)
+    return next((why for why in reasons if why), None)
 
 
 def _listen(events: Any, progress: Callable[[Event], None]) -> None:

@@ -19,7 +19,7 @@ Series = dict[int, float]
 
 
 def check_primary(name: str | None, measures: Iterable[str]) -> str:
-    """The measure that decides a comparison: the first one unless another is named."""
+    """Choose the measure that decides a comparison: the first one unless another is named."""
     names = list(measures)
     if name is None:
         return names[0]
@@ -29,16 +29,16 @@ def check_primary(name: str | None, measures: Iterable[str]) -> str:
 
 
 def measures_of(runs: Iterable[Run]) -> dict[str, Measure]:
-    """The measures of some runs by name, in the order of the first run that has them."""
-    found: dict[str, Measure] = {}
+    """Collect the measures of some runs by name, in the order of the first run that has them."""
+    measures: dict[str, Measure] = {}
     for run in runs:
         for name, measure in run.measures.items():
-            found.setdefault(name, measure)
-    return found
+            measures.setdefault(name, measure)
+    return measures
 
 
 def value_of(run: Run, measure: Measure, at: int | None = None) -> float | None:
-    """A measure in the last evaluation until a round, as it is shown; None where it is not defined then.
+    """Read a measure in the last evaluation until a round, scaled; None where it is not defined then.
 
     A model that has diverged since an earlier evaluation has no value of that one.
     """
@@ -48,18 +48,18 @@ def value_of(run: Run, measure: Measure, at: int | None = None) -> float | None:
 
 
 def finite_scores(run: Run, measure: Measure, at: int | None = None, of: Evaluated = "test") -> Series:
-    """A measure in every evaluation where it is a number, until a round, as it is shown."""
+    """Read a measure in every evaluation until a round where it is a number, scaled."""
     series = until(run.scores(measure.name, of), at)
     return {round_: measure.scaled(value) for round_, value in series.items() if np.isfinite(value)}
 
 
 def until(series: Mapping[int, float], at: int | None) -> Series:
-    """The part of a series until a round."""
+    """Take the part of a series until a round."""
     return {round_: value for round_, value in series.items() if at is None or round_ <= at}
 
 
 def client_scores(run: Run, measure: Measure) -> dict[str, float]:
-    """A measure of the last global model on every client's own test set, as it is shown; none without one."""
+    """Read a measure of the last global model on every client's own test set, scaled; empty without one."""
     for line in reversed(run.rounds.lines):
         tables = line.get("client_tests")
         if isinstance(tables, dict) and tables:
@@ -69,7 +69,7 @@ def client_scores(run: Run, measure: Measure) -> dict[str, float]:
 
 
 def training_scores(run: Run, measure: Measure) -> dict[str, float]:
-    """A measure of the incoming model on every client's training data when it last took part, as shown."""
+    """Read a measure of the incoming model on every client's training data in its last round, scaled."""
     latest = {line["client"]: line.get("before") for line in run.clients.lines if "client" in line}
     values = {
         clean(name): number(scores.get(measure.name))
@@ -80,18 +80,18 @@ def training_scores(run: Run, measure: Measure) -> dict[str, float]:
 
 
 def never_predicted(run: Run) -> list[str]:
-    """Classes that the test set has and the final model predicts for none of its images."""
+    """List classes of the test set that the final model predicts for none of its images."""
     counts = confusion_of(run)
     if counts is None or run.predictions is None:
         return []
-    known = run.predictions.get("classes")
-    names = [clean(name) for name in known] if isinstance(known, list) else []
+    classes = run.predictions.get("classes")
+    names = [clean(name) for name in classes] if isinstance(classes, list) else []
     missing = np.flatnonzero((counts.sum(axis=1) > 0) & (counts[:, : len(counts)].sum(axis=0) == 0))
     return [names[k] if k < len(names) else f"class {k}" for k in missing]
 
 
 def confusion_of(run: Run) -> np.ndarray | None:
-    """Confusion matrix of the final model; None where it was not written or is damaged."""
+    """Read the confusion matrix of the final model; None where it is missing or damaged."""
     value = run.predictions.get("confusion") if run.predictions else None
     try:
         matrix = np.array(value, dtype=np.float64)
@@ -102,15 +102,15 @@ def confusion_of(run: Run) -> np.ndarray | None:
 
 
 def chance_level(runs: Sequence[Run]) -> float | None:
-    """Balanced accuracy (%) of guessing: one over the classes of the test set; None where it is not known."""
-    counts = next((found for run in runs if (found := confusion_of(run)) is not None), None)
+    """Compute the balanced accuracy (%) of guessing: one over the number of test classes; None if unknown."""
+    counts = next((matrix for run in runs if (matrix := confusion_of(run)) is not None), None)
     return None if counts is None else 100 / int((counts.sum(axis=1) > 0).sum())
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """Mean of what is known."""
-    known = [value for value in values if value is not None and np.isfinite(value)]
-    return fmean(known) if known else None
+    """Average the finite values; None without any."""
+    numbers = [value for value in values if value is not None and np.isfinite(value)]
+    return fmean(numbers) if numbers else None
 
 
 DEFAULT_TARGET = "0.5"
@@ -131,14 +131,14 @@ class Target:
         >>> Target.parse("0.5"), Target.parse("1@82.4")
         (Target(points=0.5, accuracy=None), Target(points=1.0, accuracy=82.4))
         """
-        found = _TARGET_FORM.fullmatch(text.strip())
-        if found is None:
+        match = _TARGET_FORM.fullmatch(text.strip())
+        if match is None:
             raise FedLDError(
                 f"a target is 'POINTS' below the baseline's final accuracy or 'POINTS@ACCURACY' in percent, "
                 f"such as 0.5 or 0.5@85, not '{text}'"
             )
-        given = found["accuracy"]
-        return cls(float(found["points"]), None if given is None else float(given))
+        accuracy = match["accuracy"]
+        return cls(float(match["points"]), None if accuracy is None else float(accuracy))
 
     def level(self, baseline: float | None) -> float | None:
         """Give the accuracy to be reached, from the baseline's final accuracy; None where that is unknown."""
@@ -161,7 +161,7 @@ class Reached:
         return self.megabytes_up + self.megabytes_down
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Give plain data."""
         return asdict(self)
 
 
@@ -178,10 +178,10 @@ def reached(runs: Sequence[Run], accuracy: Measure, level: float, at: int) -> Re
         The round and its cost as means over the runs, or None where the target is not reached.
     """
     series = [finite_scores(run, accuracy, at) for run in runs]
-    shared = sorted(set.intersection(*(set(one) for one in series))) if series else []
+    shared = sorted(set.intersection(*(set(by_round) for by_round in series))) if series else []
     first = None
     for round_ in reversed(shared):
-        if fmean(one[round_] for one in series) < level - 1e-9:
+        if fmean(by_round[round_] for by_round in series) < level - 1e-9:
             break
         first = round_
     if first is None:

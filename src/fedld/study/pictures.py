@@ -23,7 +23,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def partition_text(federation: Federation, width: int = 48, *, colour: bool = True) -> Group:
-    """Bars of label counts for the terminal, and what is to be known of the partition.
+    """Draw bars of label counts for the terminal, with the notes on the partition.
 
     Without `colour` (a file, a pipe) each class has a letter of its own.
     """
@@ -32,17 +32,17 @@ def partition_text(federation: Federation, width: int = 48, *, colour: bool = Tr
         title=f"{federation.name}: {len(federation.clients)} clients, "
         f"{len(federation.test)} test {federation.samples}"
     )
-    facts = [target_facts(federation, client) for client in federation.clients]
-    named = list(dict.fromkeys(name for one in facts for name in one))[:MOST_FACTS]
+    summaries = [target_facts(federation, client) for client in federation.clients]
+    named = list(dict.fromkeys(name for summary in summaries for name in summary))[:MOST_FACTS]
     for heading in ("client", federation.samples, *named, _groups_word(federation)):
         left = heading in ("client", _groups_word(federation))
         table.add_column(heading, justify="left" if left else "right")
-    for client, row, own in zip(federation.clients, counts, facts, strict=True):
+    for client, row, summary in zip(federation.clients, counts, summaries, strict=True):
         bar = Text()
         for k, count in enumerate(row):
             length = round(width * count / counts.sum(1).max())
             bar.append(_mark(k, colour) * length, style=COLOURS[k % len(COLOURS)])
-        cells = [f"{own[name]:.3g}" if name in own else "" for name in named]
+        cells = [f"{summary[name]:.3g}" if name in summary else "" for name in named]
         table.add_row(Text(client.name), str(int(row.sum())), *cells, bar)
     legend = Text(f"{_groups_word(federation)}: ")
     for k, name in enumerate(federation.strata_names):
@@ -51,7 +51,7 @@ def partition_text(federation: Federation, width: int = 48, *, colour: bool = Tr
 
 
 def _groups_word(federation: Federation) -> str:
-    """What the bars are divided by."""
+    """Name what the bars are divided by."""
     return "labels" if federation.task in ("classification", "multilabel") else "groups"
 
 
@@ -87,13 +87,13 @@ def partition_png(federation: Federation, path: Path) -> None:
 
 
 def contact_sheet(table: Images, path: Path) -> None:
-    """A site's images as it would train on them, a row per class: is this what was meant?"""
+    """Draw a site's images as it would train on them, a row per class, for a check by eye."""
     images = np.load(table.folder / "images.npy", mmap_mode="r", allow_pickle=False)
     rows = [np.flatnonzero((table.labels == k) & (table.split != "")) for k in range(len(table.classes))]
     figure, axes = plt.subplots(len(rows), 1, figsize=(SHOWN, 1.4 * len(rows)), squeeze=False, layout="tight")
-    for axis, name, found in zip(axes[:, 0], table.classes, rows, strict=True):
-        chosen = found[np.linspace(0, len(found) - 1, SHOWN).astype(int)] if len(found) else found
-        axis.set_title(f"{name}: {len(found)} images", loc="left", fontsize=9)
+    for axis, name, places in zip(axes[:, 0], table.classes, rows, strict=True):
+        chosen = places[np.linspace(0, len(places) - 1, SHOWN).astype(int)] if len(places) else places
+        axis.set_title(f"{name}: {len(places)} images", loc="left", fontsize=9)
         axis.set_axis_off()
         if len(chosen):
             axis.imshow(np.concatenate(list(images[chosen]), axis=1), cmap="gray", vmin=0, vmax=255)
@@ -102,7 +102,7 @@ def contact_sheet(table: Images, path: Path) -> None:
 
 
 def _contact_sheet(federation: Federation, clients: int) -> np.ndarray:
-    """A row of images for every client, spread over its samples."""
+    """Arrange a row of images for every client, spread over its samples."""
     _, height, width, channels = federation.images.shape
     sheet = np.full((clients * height, SHOWN * width, channels), 255, np.uint8)
     for i, client in enumerate(federation.clients[:clients]):

@@ -40,10 +40,10 @@ class RunBars:
         assert self._task is not None
         if line["event"] == "round":
             run = f"[dim]{line['run']}[/dim] " if "run" in line else ""
-            self._bars.update(self._task, advance=1, facts=run + facts(line))
+            self._bars.update(self._task, advance=1, facts=run + round_text(line))
             if not console.is_terminal:  # a log file, a batch system: bars would not be seen
                 console.print(
-                    f"{line.get('run', self._label)}  {facts(line)}",
+                    f"{line.get('run', self._label)}  {round_text(line)}",
                     highlight=False,
                     markup=False,
                     soft_wrap=True,
@@ -57,7 +57,7 @@ class RunBars:
         elif line["event"] == "failed":
             console.print(f"[bold red]{line['run']} failed: {escape(line['why'])}[/bold red]", soft_wrap=True)
         elif line["event"] == "canary":
-            console.print(rehearsal(line))
+            console.print(dry_run_text(line))
         elif line["event"] == "refused":
             console.print(f"site '{line['client']}' is refused: {escape(line['why'])}")
 
@@ -74,30 +74,30 @@ class RunBars:
         self._missing = missing
 
 
-def rehearsal(line: Event) -> str:
-    """What a site's two steps before the first round showed."""
+def dry_run_text(line: Event) -> str:
+    """Describe the result of a site's dry run before the first round."""
     if "why" in line:
         return f"[bold red]site '{line['client']}' cannot train: {escape(line['why'])}[/bold red]"
     return f"site '{line['client']}' is ready: {line['seconds']:.1f} s, {line['memory'] / 1e6:.0f} MB"
 
 
-def facts(line: Event) -> str:
-    """A round in a few words."""
+def round_text(line: Event) -> str:
+    """Describe a round in a few words."""
     parts = [f"round {line['round']}"]
     test, personal = line.get("test") or {}, line.get("personal") or {}
-    shown = {name: test.get(name) for name in [*[name for name in test if name != "count"][:1], "loss"]}
-    shown |= {"personal": next((value for name, value in personal.items() if name != "count"), None)}
-    shown |= {"validation loss": (line.get("validation") or {}).get("loss")}
-    shown = {"test loss" if name == "loss" else name: value for name, value in shown.items()}
-    parts += [f"{name} {value:.3f}" for name, value in shown.items() if value is not None]
+    values = {name: test.get(name) for name in [*[name for name in test if name != "count"][:1], "loss"]}
+    values |= {"personal": next((value for name, value in personal.items() if name != "count"), None)}
+    values |= {"validation loss": (line.get("validation") or {}).get("loss")}
+    values = {"test loss" if name == "loss" else name: value for name, value in values.items()}
+    parts += [f"{name} {value:.3f}" for name, value in values.items() if value is not None]
     return "  ".join([*parts, *_terms(line)])
 
 
 def _terms(line: Event) -> list[str]:
-    """The sum of the terms, which is the loss on the clients' training images, not on the test images."""
+    """Describe the terms and their sum, the loss on the clients' training images (test images are apart)."""
     terms = {name: line.get(f"{name}_loss") for name in ("local", "shift", "aggregation")}
-    known = {name: value for name, value in terms.items() if value is not None}
-    if len(known) == len(terms) and line.get("global_loss") is not None:
+    measured = {name: value for name, value in terms.items() if value is not None}
+    if len(measured) == len(terms) and line.get("global_loss") is not None:
         signed = f"{terms['shift']:+.3f} shift {terms['aggregation']:+.3f} aggregation"
         return [f"training loss {line['global_loss']:.3f} = {terms['local']:.3f} local {signed}"]
-    return [f"{name} {value:.3f}" for name, value in known.items()]
+    return [f"{name} {value:.3f}" for name, value in measured.items()]

@@ -56,7 +56,7 @@ class Account:
     )
 
     def cells(self) -> list[str]:
-        """The cells as text, in the order of `COLUMNS`."""
+        """Format the cells in the order of `COLUMNS`."""
         return [
             *(_text(value, ".2f") for value in (self.step, self.cosine, self.local)),
             *(_text(value, "+.2f") for value in (self.shift, self.aggregation)),
@@ -64,12 +64,12 @@ class Account:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Give plain data."""
         return asdict(self)
 
 
 def account_of(label: str, runs: Sequence[Run]) -> Account:
-    """Mean over a method's runs, read from their records."""
+    """Average the step and the terms over a method's runs, from their records."""
     served = any("test" in line for run in runs for line in run.rounds.lines)
 
     def over(key: RoundColumn) -> float | None:
@@ -77,10 +77,10 @@ def account_of(label: str, runs: Sequence[Run]) -> Account:
 
     def last(key: RoundColumn) -> float | None:
         series = [{r: v for r, v in run.series(key).items() if np.isfinite(v)} for run in runs]
-        return mean_of([one[max(one)] for one in series if one])
+        return mean_of([values[max(values)] for values in series if values])
 
     local, shift, aggregation, total = map(last, (*TERMS.values(), "global_loss"))
-    if not served:  # `local` has no server: the average that was decomposed is nobody's model
+    if not served:  # `local` has no server: no client has the average that was decomposed
         aggregation = total = None
     return Account(label, over("norm_ratio"), over("cosine_to_average"), local, shift, aggregation, total)
 
@@ -113,7 +113,7 @@ class Explanation:
 
 
 def explain(runs: Sequence[Run], winner: str, rival: str) -> Explanation | None:
-    """Difference of the terms at the last round that both methods decomposed with the same seeds or folds."""
+    """Compare the terms at the last round that both methods decomposed with the same seeds or folds."""
     ours, theirs = (_paired_terms([run for run in runs if run.label == label]) for label in (winner, rival))
     seeds = [seed for seed in ours if ours[seed] and theirs.get(seed)]
     shared = [set(ours[seed]) & set(theirs[seed]) for seed in seeds]
@@ -138,22 +138,22 @@ def explain(runs: Sequence[Run], winner: str, rival: str) -> Explanation | None:
 
 
 def _paired_terms(runs: Sequence[Run]) -> dict[int, dict[int, dict[str, float]]]:
-    """Terms by seed, or by fold as means over its seeds, and by round."""
+    """Collect terms by seed (or by fold, as means over its seeds) and by round."""
     grouped: dict[int, list[dict[int, dict[str, float]]]] = {}
     for run in runs:
         grouped.setdefault(run.pair, []).append(_terms(run))
-    found = {}
+    means = {}
     for pair, several in grouped.items():
-        shared = set.intersection(*(set(one) for one in several))
-        found[pair] = {r: {t: fmean(one[r][t] for one in several) for t in TERMS} for r in shared}
-    return found
+        shared = set.intersection(*(set(terms) for terms in several))
+        means[pair] = {r: {t: fmean(terms[r][t] for terms in several) for t in TERMS} for r in shared}
+    return means
 
 
 def _terms(run: Run) -> dict[int, dict[str, float]]:
-    """Signed terms of the decomposed rounds."""
+    """Collect the signed terms of the decomposed rounds."""
     series = {term: run.series(key) for term, key in TERMS.items()}
-    found = {r: {term: series[term][r] for term in TERMS} for r in series["local"]}
-    return {r: terms for r, terms in found.items() if all(np.isfinite(x) for x in terms.values())}
+    terms_by_round = {r: {term: series[term][r] for term in TERMS} for r in series["local"]}
+    return {r: terms for r, terms in terms_by_round.items() if all(np.isfinite(x) for x in terms.values())}
 
 
 def _text(value: float | None, form: str) -> str:
@@ -165,7 +165,7 @@ OTHER_LENGTH = 1.5  # factor from which a measured step says that the average's 
 
 
 def rate_warnings(comparison: "Comparison") -> list[str]:
-    """Whether measured steps or rising curves speak against the baseline's learning rate.
+    """Check whether measured steps or rising curves speak against the baseline's learning rate.
 
     Returns:
         Sentences for the first screen; each offers the command that would tell.
@@ -181,7 +181,7 @@ def rate_warnings(comparison: "Comparison") -> list[str]:
 
 
 def tune_command(run: Run) -> str:
-    """The command that searches a run's learning rate around the one it has."""
+    """Give the command that searches around a run's learning rate."""
     lr = float(run.config.get("lr", 0.05))
     values = ",".join(f"{lr * factor:g}" for factor in (0.25, 0.5, 1, 2, 4))
     config = str(run.path / "config.toml")
@@ -189,9 +189,9 @@ def tune_command(run: Run) -> str:
 
 
 def _measured(baseline: str, runs: dict[str, list[Run]]) -> list[str]:
-    """Clients of another method measured steps: were those of another length than the average's better?"""
-    for label, own in runs.items():
-        lengths = [length for run in own for length in _chosen_lengths(run)]
+    """Check the steps that another method's clients measured: a length far from the average's is a sign."""
+    for label, method_runs in runs.items():
+        lengths = [length for run in method_runs for length in _chosen_lengths(run)]
         if not lengths:
             continue
         middle = median(lengths)
@@ -214,26 +214,26 @@ def _chosen_lengths(run: Run) -> list[float]:
 
 
 def _rising(comparison: "Comparison", runs: dict[str, list[Run]]) -> list[str]:
-    """Methods that decide and whose primary measure still gets better at the end, in every seed."""
+    """Name the deciding methods with a primary measure that still improves at the end, in every seed."""
     deciding = [comparison.baseline]
     if comparison.winner is not None and comparison.winner.label != comparison.baseline:
         deciding.append(comparison.winner.label)
-    shown = comparison.shown
-    rises = {label: _rise(runs[label], shown, comparison.round) for label in deciding if label in runs}
-    least = RISE if shown.unit == "%" else RISE / 100
+    measure = comparison.primary_measure
+    rises = {label: _rise(runs[label], measure, comparison.round) for label in deciding if label in runs}
+    least = RISE if measure.unit == "%" else RISE / 100
     named = [
-        f"{label} ({shown.sign * rise:+.{shown.digits}f}{shown.points})"
+        f"{label} ({measure.sign * rise:+.{measure.digits}f}{measure.points})"
         for label, rise in rises.items()
         if rise >= least
     ]
     if not named:
         return []
-    verb = "rises" if shown.sign > 0 else "falls"
-    return [f"the {shown.title} of {' and '.join(named)} still {verb} over the last fifth of the rounds"]
+    verb = "rises" if measure.sign > 0 else "falls"
+    return [f"the {measure.title} of {' and '.join(named)} still {verb} over the last fifth of the rounds"]
 
 
 def _rise(runs: Sequence[Run], measure: Measure, at: int) -> float:
-    """Mean gain of the last fifth of the rounds over the fifth before; 0 unless every seed gains."""
+    """Average the gain of the last fifth of the rounds over the fifth before; 0 unless every seed gains."""
     gains = []
     for run in runs:
         values = np.array(list(finite_scores(run, measure, at).values()))

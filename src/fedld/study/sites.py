@@ -19,26 +19,26 @@ MEASURED = ("accuracy", "auroc", "sensitivity")
 def site_results(
     table: PredictionTable, positive: str | None = None, specificity: float = 0.9
 ) -> tuple[SiteResult, dict[str, SiteResult]]:
-    """All test pictures together, and those of each site where the sites are known."""
+    """Measure all test pictures together, and those of each site where the sites are known."""
     name = table.classes[-1] if positive is None else positive
     if name not in table.classes:
         raise unknown_name("class", name, table.classes)
     sites = np.array(table.columns.get("site", []), str)
-    everybody = np.ones(len(table.probabilities), bool)
+    overall = np.ones(len(table.probabilities), bool)
     rows = {str(site): sites == site for site in np.unique(sites) if site}
     sick = table.classes.index(name)
     parts = {site: _result(table, where, sick, specificity) for site, where in rows.items()}
-    return _result(table, everybody, sick, specificity), parts
+    return _result(table, overall, sick, specificity), parts
 
 
-def sites_apart(everybody: SiteResult, sites: Mapping[str, SiteResult]) -> str | None:
-    """The sentence on one AUROC over all sites that is far above those inside the sites; None if it is not.
+def sites_apart(overall: SiteResult, sites: Mapping[str, SiteResult]) -> str | None:
+    """Warn of an AUROC over all sites that is far above those inside the sites; None if it is not.
 
     Only sites with pictures of more than one class have an AUROC of their own. A model that recognises the
     site ranks the pictures of a site with much disease above the others, whatever is in them.
     """
-    pooled = everybody.auroc.value
-    inside = {name: one.auroc.value for name, one in sites.items() if one.auroc.value is not None}
+    pooled = overall.auroc.value
+    inside = {name: site.auroc.value for name, site in sites.items() if site.auroc.value is not None}
     if pooled is None or not inside or pooled - max(inside.values()) < APART:
         return None
     named = ", ".join(f"{name} {value:.3f}" for name, value in list(inside.items())[:5])
@@ -49,7 +49,7 @@ def sites_apart(everybody: SiteResult, sites: Mapping[str, SiteResult]) -> str |
 
 
 def _result(table: PredictionTable, rows: NDArray[np.bool_], sick: int, specificity: float) -> SiteResult:
-    label, told = (np.array(table.columns[key], str)[rows] for key in ("label", "predicted"))
+    label, predicted = (np.array(table.columns[key], str)[rows] for key in ("label", "predicted"))
     try:
         labels = np.array([table.classes.index(name) for name in label], np.int64)
     except ValueError as error:
@@ -57,7 +57,7 @@ def _result(table: PredictionTable, rows: NDArray[np.bool_], sick: int, specific
     groups = np.array(table.columns["patient"], str)[rows] if "patient" in table.columns else None
     return site_result(
         table.probabilities[rows],
-        label == told,
+        label == predicted,
         labels=labels,
         positive=sick,
         specificity=specificity,
@@ -66,16 +66,16 @@ def _result(table: PredictionTable, rows: NDArray[np.bool_], sick: int, specific
 
 
 def measured_at_sites(summary: Summary) -> dict[str, dict[Which, SiteResult]]:
-    """What the clients measured on their own test pictures when the run ended, by client and model."""
+    """Read what the clients measured on their own test pictures when the run ended, by client and model."""
     try:
         return {
             name: {
                 which: SiteResult(
-                    pictures=one["pictures"],
-                    patients=one["patients"],
-                    **{key: Estimate(**one[key]) for key in MEASURED},  # type: ignore[literal-required]
+                    pictures=result["pictures"],
+                    patients=result["patients"],
+                    **{key: Estimate(**result[key]) for key in MEASURED},  # type: ignore[literal-required]
                 )
-                for which, one in models.items()
+                for which, result in models.items()
             }
             for name, models in summary.get("sites", {}).items()
         }
@@ -95,11 +95,11 @@ def case_means(summary: Summary | None) -> dict[str, dict[Which, CaseResult]]:
         return {
             name: {
                 which: CaseResult(
-                    pictures=one["pictures"],
-                    patients=one["patients"],
-                    measures={key: Estimate(**value) for key, value in one["measures"].items()},
+                    pictures=result["pictures"],
+                    patients=result["patients"],
+                    measures={key: Estimate(**value) for key, value in result["measures"].items()},
                 )
-                for which, one in models.items()
+                for which, result in models.items()
             }
             for name, models in summary.get("cases", {}).items()
         }

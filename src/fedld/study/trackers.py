@@ -29,7 +29,7 @@ class Tracker(Protocol):
     """Takes the settings when it is made, then one call a round, then the end."""
 
     def log(self, round: int, scalars: Scalars) -> None:
-        """Measures of a round."""
+        """Log the measures of a round."""
 
     def close(self) -> None:
         """Write everything out."""
@@ -47,7 +47,7 @@ class TensorBoard:
         self._writer.add_text("settings", f"| setting | value |\n| --- | --- |\n{rows}")
 
     def log(self, round: int, scalars: Scalars) -> None:
-        """Measures of a round."""
+        """Log the measures of a round."""
         for key, value in scalars.items():
             self._writer.add_scalar(key, value, round)
 
@@ -66,14 +66,14 @@ class MLflow:
         mlflow = _need("mlflow", "mlflow")
         out.mkdir(parents=True, exist_ok=True)
         self._client = mlflow.MlflowClient(out.resolve().as_uri())
-        found = self._client.get_experiment_by_name("fedld")
-        experiment = found.experiment_id if found else self._client.create_experiment("fedld")
+        existing = self._client.get_experiment_by_name("fedld")
+        experiment = existing.experiment_id if existing else self._client.create_experiment("fedld")
         self._run = self._client.create_run(experiment, run_name=name).info.run_id
         for key, value in settings.items():
             self._client.log_param(self._run, key, value)
 
     def log(self, round: int, scalars: Scalars) -> None:
-        """Measures of a round."""
+        """Log the measures of a round."""
         for key, value in scalars.items():
             self._client.log_metric(self._run, key, value, step=round)
 
@@ -94,7 +94,7 @@ class WandB:
         )
 
     def log(self, round: int, scalars: Scalars) -> None:
-        """Measures of a round."""
+        """Log the measures of a round."""
         self._run.log(scalars, step=round)
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ def replay(paths: Sequence[Path], tracker: str, out: Path) -> None:
 
 
 def scalars(line: Mapping[str, object]) -> Scalars:
-    """The numbers of a round.
+    """Select the numbers of a round.
 
     >>> scalars({"round": 3, "test": {"accuracy": 0.5, "auroc": None}, "validation": {"loss": 0.7}})
     {'accuracy': 0.5, 'validation_loss': 0.7}
@@ -170,7 +170,7 @@ def scalars(line: Mapping[str, object]) -> Scalars:
 
 
 def _name(run: Run) -> str:
-    """A name that is one folder, whatever a label holds."""
+    """Make a name that is one folder, whatever a label contains."""
     text = f"{run.label}-seed{run.seed}" + ("" if run.fold is None else f"-fold{run.fold}")
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in text).lstrip(".") or "run"
 

@@ -80,7 +80,7 @@ class Tuned:
     trials: list[TuningTrial]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Give plain data."""
         return (
             {"format": FORMAT}
             | asdict(self)
@@ -88,23 +88,23 @@ class Tuned:
         )
 
     def to_toml(self) -> str:
-        """The recommended experiment."""
-        found = ", ".join(f"{name} = {shown(value)}" for name, value in self.best.values.items())
+        """Write the recommended experiment as TOML."""
+        choice = ", ".join(f"{name} = {value_text(value)}" for name, value in self.best.values.items())
         return (
             f"# Made by: {self.command}\n# Best of {len(self.trials)} trials on {self.hold_out:.0%} of the "
-            f"clients' training images: {found}\n"
+            f"clients' training images: {choice}\n"
             f"# Validation {self.primary} {self.best.score:.4f}, seeds {self.seeds}\n"
             + self.experiment.to_toml()
         )
 
 
-def shown(value: Value) -> str:
-    """A value in a few characters."""
+def value_text(value: Value) -> str:
+    """Format a value in a few characters."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def ranges_of(settings: Settings, only: Sequence[str] | None = None) -> dict[str, SearchRange]:
-    """The numbers that the method has, or those of them that are asked for."""
+    """List the ranges of the method's numbers, or of those that are named."""
     method = make_method(make_experiment(settings))
     has = {
         "lr": True,
@@ -132,7 +132,7 @@ def check_ranges(settings: Settings, ranges: Mapping[str, SearchRange]) -> None:
 
 
 def apply(settings: Settings, values: Mapping[str, Value]) -> Settings:
-    """Settings with the values put where they belong: short names, or any setting as in `--set`.
+    """Put values into settings: by short names, or by the name of any setting as in `--set`.
 
     >>> apply({"method": "fedld"}, {"lr": 0.1, "lam": 0.5})
     {'method': 'fedld', 'lr': 0.1, 'objective': {'name': 'marg-log', 'lam': 0.5}}
@@ -178,7 +178,7 @@ def tune(
     optuna = _optuna()
     hold_out = settings.get("hold_out", HOLD_OUT)
     settings = {key: value for key, value in settings.items() if key != "hold_out"}
-    held = settings | {"hold_out": hold_out}
+    validated_settings = settings | {"hold_out": hold_out}
     done: list[TuningTrial] = []
     if grid:
         ranges = {name: SearchRange(values=values) for name, values in grid.items()}
@@ -199,9 +199,9 @@ def tune(
     make_folder(out / "trials")  # what cannot be written to fails once, before the first trial
 
     def objective(choice: Any) -> float:
-        asked = grid or choice.number
-        values = {name: _suggest(choice, name, span) for name, span in ranges.items()} if asked else {}
-        trial = _try(apply(held, values), values, choice.number, out / "trials", seeds, measure)
+        searched = grid or choice.number
+        values = {name: _suggest(choice, name, span) for name, span in ranges.items()} if searched else {}
+        trial = _try(apply(validated_settings, values), values, choice.number, out / "trials", seeds, measure)
         done.append(trial)
         progress(trial)
         if trial.score is None:
@@ -231,7 +231,7 @@ def _try(
     seeds: Sequence[int],
     measure: Measure,
 ) -> TuningTrial:
-    """One choice with every seed; what diverges has no score."""
+    """Run one choice with every seed; a run that diverges has no score."""
     start = time.perf_counter()
     scores: list[float] = []
     for seed in seeds:
@@ -247,9 +247,9 @@ def _try(
 
 
 def validation_score(run: Run, measure: Measure) -> float:
-    """A run's measure, mean of the last five evaluations; without a global model, of the clients' own.
+    """Average a run's measure over the last five evaluations; without a global model, the clients' own.
 
-    A model whose last evaluation has no value, as of one that diverged, has no score.
+    A run without a value in its last evaluation, such as one that diverged, has no score.
     """
     series = list((run.scores(measure.name) or run.scores(measure.name, "personal")).values())
     if not series or not np.isfinite(series[-1]):

@@ -29,7 +29,7 @@ class PageAnswer:
 
 
 def signed(value: float, digits: int = 2) -> str:
-    """A difference with its sign, typeset.
+    """Typeset a difference with its sign.
 
     >>> signed(-0.5), signed(0.125, 3), signed(-0.001)
     ('−0.50', '+0.125', '0.00')
@@ -39,12 +39,12 @@ def signed(value: float, digits: int = 2) -> str:
 
 
 def headline(comparison: "Comparison") -> str:
-    """One sentence that says what happened to every method named; models near chance come first."""
+    """Write one sentence on every method named; models near chance come first."""
     return "; ".join(filter(None, [_guessing(comparison), _ranking(comparison)]))
 
 
 def near_chance(comparison: "Comparison") -> dict[str, float]:
-    """Mean balanced accuracy (%) of the methods that decide, where they have hardly learnt anything."""
+    """Give the mean balanced accuracy (%) of the deciding methods that have hardly learnt anything."""
     chance = chance_level(comparison.runs)
     if chance is None:
         return {}
@@ -54,11 +54,11 @@ def near_chance(comparison: "Comparison") -> dict[str, float]:
 
 
 def _guessing(comparison: "Comparison") -> str:
-    """The sentence on models near chance; empty if there are none."""
-    found = near_chance(comparison)
-    if not found:
+    """Write the sentence on models near chance; empty if there are none."""
+    means = near_chance(comparison)
+    if not means:
         return ""
-    named = _listed([f"{label} ({mean:.1f} %)" for label, mean in found.items()])
+    named = _listed([f"{label} ({mean:.1f} %)" for label, mean in means.items()])
     return (
         f"near chance ({chance_level(comparison.runs):.1f} % balanced accuracy): {named}, so train longer or "
         "at another learning rate before comparing"
@@ -66,17 +66,17 @@ def _guessing(comparison: "Comparison") -> str:
 
 
 def _ranking(comparison: "Comparison") -> str:
-    """The winner against its rival, and where every other method stands."""
-    winner, test, shown = comparison.winner, comparison.decisive, comparison.shown
+    """Describe the winner against its rival, and where every other method stands."""
+    winner, test, measure = comparison.winner, comparison.decisive, comparison.primary_measure
     if winner is None:
-        return f"no method has a global model whose {shown.title} could be compared"
+        return f"no method has a global model whose {measure.title} could be compared"
     mean = winner.mean(comparison.primary)
     if test is None or test.difference is None or comparison.rival is None:
-        value = "" if mean is None else f": {shown.format(mean)} {shown.title}"
+        value = "" if mean is None else f": {measure.format(mean)} {measure.title}"
         return f"{winner.label}{value} after round {comparison.round}"
     first = _lead(comparison, winner, test)
-    told = {winner.label, comparison.rival, comparison.baseline}
-    rest = [s for s in comparison.ranked if s.label not in told and not s.reference]
+    mentioned = {winner.label, comparison.rival, comparison.baseline}
+    rest = [s for s in comparison.ranked if s.label not in mentioned and not s.reference]
     clauses = [f"{s.label} is {_place(comparison, s)}" for s in rest]
     clauses += [
         f"for reference, {s.label} is {_place(comparison, s)}" for s in comparison.ranked if s.reference
@@ -88,7 +88,7 @@ def _ranking(comparison: "Comparison") -> str:
 
 
 def _lead(comparison: "Comparison", winner: "Standing", test: "Standing") -> str:
-    """The winner against its rival, with what speaks against it."""
+    """Describe the winner's lead over its rival, and what speaks against it."""
     assert test.difference is not None
     size = abs(test.difference.mean)
     if _level(comparison, size):
@@ -97,106 +97,110 @@ def _lead(comparison: "Comparison", winner: "Standing", test: "Standing") -> str
     tail = {True: "", False: ", but not significantly", None: f" with a single {comparison.unit}"}[
         test.significant
     ]
-    measure = "" if comparison.primary == comparison.first.name else f" of {comparison.shown.title}"
+    measure = "" if comparison.primary == comparison.first.name else f" of {comparison.primary_measure.title}"
     lead = f"{winner.label} {verb} {comparison.rival} by {_amount(comparison, size)}{measure}{tail}"
     return lead + _but(comparison, worse_in(comparison))
 
 
 def _place(comparison: "Comparison", standing: "Standing") -> str:
-    """Where a method stands against the baseline."""
+    """Describe where a method stands against the baseline."""
     d = standing.difference
     if d is None:
         return f"not comparable: it shares no {comparison.unit} with {comparison.baseline}"
     if _level(comparison, d.mean):
         return f"level with {comparison.baseline}"
-    side = "ahead" if d.mean * comparison.shown.sign > 0 else "behind"
+    side = "ahead" if d.mean * comparison.primary_measure.sign > 0 else "behind"
     sure = {True: "", False: " (not significant)", None: ""}[standing.significant]
     return f"{_amount(comparison, abs(d.mean))} {side}{sure}"
 
 
 def _level(comparison: "Comparison", difference: float) -> bool:
-    return round(abs(difference), comparison.shown.digits) == 0
+    return round(abs(difference), comparison.primary_measure.digits) == 0
 
 
 def _amount(comparison: "Comparison", size: float) -> str:
-    return f"{size:.{comparison.shown.digits}f}{comparison.shown.points}"
+    return f"{size:.{comparison.primary_measure.digits}f}{comparison.primary_measure.points}"
 
 
 def worse_in(comparison: "Comparison") -> dict[str, float]:
-    """Measures in which the winner is worse than its rival: mean paired differences, against the winner."""
+    """List measures in which the winner is worse than its rival: mean paired differences."""
     winner, test = comparison.winner, comparison.decisive
     if winner is None or test is None or comparison.rival is None:
         return {}
     sign = 1 if winner.label != comparison.baseline else -1
-    found = {name: sign * d.mean for name, d in test.differences.items() if _told(comparison, name)}
-    shown = comparison.measures
+    differences = {
+        name: sign * d.mean for name, d in test.differences.items() if _is_mentioned(comparison, name)
+    }
+    measures = comparison.measures
     return {
         name: value
-        for name, value in found.items()
-        if round(value * shown[name].sign, shown[name].digits) < 0
+        for name, value in differences.items()
+        if round(value * measures[name].sign, measures[name].digits) < 0
     }
 
 
-def _told(comparison: "Comparison", name: str) -> bool:
-    """Whether sentences tell of a measure beside the primary one."""
+def _is_mentioned(comparison: "Comparison", name: str) -> bool:
+    """Tell whether sentences mention a measure beside the primary one."""
     measure = comparison.measures[name]
     return name != comparison.primary and measure.worst is None and not measure.minor
 
 
 def _but(comparison: "Comparison", worse: dict[str, float]) -> str:
-    shown = comparison.measures
-    parts = [f"{shown[name].title} ({signed(v, shown[name].digits)})" for name, v in worse.items()]
+    measures = comparison.measures
+    parts = [f"{measures[name].title} ({signed(v, measures[name].digits)})" for name, v in worse.items()]
     return f", yet is worse in {_listed(parts)}" if parts else ""
 
 
 def warnings(comparison: "Comparison") -> list[str]:
-    """Failed runs, absences, unlearnt classes, wrong rates, few seeds, a method that is another one."""
+    """List failed runs, absences, unlearnt classes, wrong rates, few seeds, methods equal to another one."""
     kinds = (_failed, _absent, _unmeasured, _never, rate_warnings, _seeds, _same)
     return [line for kind in kinds for line in kind(comparison)]
 
 
 def _failed(comparison: "Comparison") -> list[str]:
-    """Runs that are missing from the table: of each method which seeds, and why the first."""
-    found = []
+    """List runs that are missing from the table: of each method the seeds, and the first reason."""
+    sentences = []
     for label, runs in by_label(comparison.failed).items():
         names = [str(run.seed) if run.fold is None else f"{run.seed} (fold {run.fold})" for run in runs]
         seeds = f"seed{'s' if len(runs) > 1 else ''} {listing(names)}"
-        found.append(f"{label} failed with {seeds}, which the table is without: {runs[0].failure}")
-    return found
+        sentences.append(f"{label} failed with {seeds}, which the table is without: {runs[0].failure}")
+    return sentences
 
 
 def _absent(comparison: "Comparison") -> list[str]:
-    """Who was missing in which run; the first three, then how many more."""
-    found = [
-        f"{run.label}, {run.repetition}: {clean(one.sentence().rstrip('.'))}"
+    """List the clients that were missing in each run; the first three, then the number of further ones."""
+    sentences = [
+        f"{run.label}, {run.repetition}: {clean(absence.sentence().rstrip('.'))}"
         for run in comparison.runs
-        for one in Participation(run.clients.lines).absences
+        for absence in Participation(run.clients.lines).absences
     ]
-    return found[:3] + ([f"{len(found) - 3} more absences in these runs"] if len(found) > 3 else [])
+    return sentences[:3] + (
+        [f"{len(sentences) - 3} more absences in these runs"] if len(sentences) > 3 else []
+    )
 
 
 def _unmeasured(comparison: "Comparison") -> list[str]:
-    """Why there is no value of the primary measure, if there is none."""
-    shown = comparison.shown
+    """Say why there is no value of the primary measure, if there is none."""
+    measure = comparison.primary_measure
     if not comparison.standings or any(comparison.primary in s.values for s in comparison.standings):
         return []
-    if shown.worst:
-        return [f"there is no {shown.title}: the clients have no test samples of their own"]
-    return [f"there is no {shown.title} in the last evaluation of any run"]
+    if measure.worst:
+        return [f"there is no {measure.title}: the clients have no test samples of their own"]
+    return [f"there is no {measure.title} in the last evaluation of any run"]
 
 
 def _never(comparison: "Comparison") -> list[str]:
     decisive = {comparison.baseline, comparison.winner.label if comparison.winner else ""}
     decisive = decisive if len(comparison.standings) > 1 else set()
-    found = []
+    sentences = []
     for s in comparison.standings:
         if s.never:
             classes = listing([f"'{name}'" for name in s.never])
             runs = sum(run.label == s.label for run in comparison.runs)
             seeds = f"in {max(s.never.values())} of {runs} {'runs' if comparison.folds else 'seeds'}"
             tail = ": the comparison rests on a model that has not learnt it" if s.label in decisive else ""
-            found.append(f"{s.label} never predicts {classes} ({seeds}){tail}")
-    return found
+            sentences.append(f"{s.label} never predicts {classes} ({seeds}){tail}")
+    return sentences
 
 
 def _seeds(comparison: "Comparison") -> list[str]:
@@ -208,8 +212,8 @@ def _seeds(comparison: "Comparison") -> list[str]:
 
 
 def _same(comparison: "Comparison") -> list[str]:
-    """Methods that are FedAvg here: without a part for the clients to keep, or equal to it in every round."""
-    found = [
+    """List methods that are FedAvg here: clients have no part to keep, or all rounds are equal to it."""
+    sentences = [
         f"{s.label} is FedAvg here: the network has no BatchNorm that could stay with the clients"
         for s in comparison.standings
         if s.same_as_fedavg
@@ -222,16 +226,16 @@ def _same(comparison: "Comparison") -> list[str]:
             and not s.same_as_fedavg
             and _equal(s, base, comparison.primary)
         ):
-            found.append(
-                f"{s.label} has the same {comparison.shown.title} as {base.label} in every "
+            sentences.append(
+                f"{s.label} has the same {comparison.primary_measure.title} as {base.label} in every "
                 f"{comparison.unit}: its own term hardly does anything at these settings"
                 f"{_own_numbers(comparison, s.label)}"
             )
-    return found
+    return sentences
 
 
 def _equal(standing: "Standing", base: "Standing", primary: str) -> bool:
-    """Whether a method has the baseline's value in every seed, and its loss within one percent."""
+    """Tell whether a method has the baseline's value in every seed, and its loss within one percent."""
     ours, theirs = standing.values.get(primary, {}), base.values.get(primary, {})
     seeds = ours.keys() & theirs.keys()
     loss, other = standing.mean("loss"), base.mean("loss")
@@ -240,7 +244,7 @@ def _equal(standing: "Standing", base: "Standing", primary: str) -> bool:
 
 
 def _own_numbers(comparison: "Comparison", label: str) -> str:
-    """The method's own numbers, to know what to change."""
+    """List the method's own numbers, which a user may change."""
     run = next(run for run in comparison.runs if run.label == label)
     method = run.config.get("method")
     numbers = {k: v for k, v in method.items() if k != "name"} if isinstance(method, dict) else {}
@@ -248,46 +252,44 @@ def _own_numbers(comparison: "Comparison", label: str) -> str:
         common = options_of(METHODS["fedavg"])
         defaults = {k: v for k, v in options_of(METHODS[run.method]).items() if k not in common}
         numbers = defaults | numbers
-    told = ", ".join(f"{clean(key)} = {clean(value)}" for key, value in numbers.items())
-    return f" ({told})" if told else ""
+    text = ", ".join(f"{clean(key)} = {clean(value)}" for key, value in numbers.items())
+    return f" ({text})" if text else ""
 
 
 def answers(comparison: "Comparison") -> list[PageAnswer]:
-    """Which method won, by how much, is it significant, which loss term explains it."""
+    """Answer: which method won, by how much, is it significant, which loss term explains it."""
     if len(comparison.standings) == 1:
         return _of_one(comparison)
     return [_who(comparison), _how_much(comparison), _sure(comparison), _why(comparison)]
 
 
 def _of_one(comparison: "Comparison") -> list[PageAnswer]:
-    """A single method was not compared: how good is it, how sure is that, who is served worst."""
+    """Answer for a single method: how good it is, over how many seeds, and how its worst client is served."""
     (only,) = comparison.standings
     mean = only.mean(comparison.primary)
-    value = "–" if mean is None else comparison.shown.format(mean)
-    shown = comparison.measures
-    means = {name: only.mean(name) for name in shown if _told(comparison, name)}
-    told = [f"{shown[name].title} {shown[name].format(v)}" for name, v in means.items() if v is not None]
-    seeds = f"{len(only.seeds)} {comparison.unit}{'s' if len(only.seeds) > 1 else ''}"
-    found = [
-        PageAnswer(
-            "How good is it?",
-            value,
-            f"{comparison.shown.title} after round {comparison.round}, {seeds}; {', '.join(told)}",
-        )
+    value = "–" if mean is None else comparison.primary_measure.format(mean)
+    measures = comparison.measures
+    means = {name: only.mean(name) for name in measures if _is_mentioned(comparison, name)}
+    values = [
+        f"{measures[name].title} {measures[name].format(v)}" for name, v in means.items() if v is not None
     ]
-    for measure in shown.values():
+    seeds = f"{len(only.seeds)} {comparison.unit}{'s' if len(only.seeds) > 1 else ''}"
+    primary = f"{comparison.primary_measure.title} after round {comparison.round}, {seeds}"
+    page_answers = [PageAnswer("How good is it?", value, f"{primary}; {', '.join(values)}")]
+    for measure in measures.values():
         if measure.worst and measure.name != comparison.primary:
             worst = only.mean(measure.name)
             if worst is not None:
-                detail = (
-                    f"the worst {shown[measure.worst].title} of the global model on any client's own test set"
+                title = measures[measure.worst].title
+                detail = f"the worst {title} of the global model on any client's own test set"
+                page_answers.append(
+                    PageAnswer("How is the worst client served?", measure.format(worst), detail)
                 )
-                found.append(PageAnswer("How is the worst client served?", measure.format(worst), detail))
     if only.account.total is not None:
-        found.append(
+        page_answers.append(
             PageAnswer("What does it lose, and where?", f"{only.account.total:.3f}", _terms_of(only))
         )
-    return found
+    return page_answers
 
 
 def _terms_of(standing: "Standing") -> str:
@@ -302,13 +304,12 @@ def _who(comparison: "Comparison") -> PageAnswer:
         return PageAnswer(question, "–", headline(comparison), "unsure")
     if winner.label in near_chance(comparison):
         return PageAnswer(question, "None has learnt", _guessing(comparison), "unsure")
-    shown = comparison.shown
+    measure = comparison.primary_measure
     places = [(s, s.mean(comparison.primary)) for s in comparison.ranked]
-    told = [(s, f"{s.label} {m:.{shown.digits}f}") for s, m in places if m is not None]
-    detail = (
-        f"{shown.title} after round {comparison.round}: {', '.join(t for s, t in told if not s.reference)}"
-    )
-    bounds = [text for s, text in told if s.reference]
+    values = [(s, f"{s.label} {m:.{measure.digits}f}") for s, m in places if m is not None]
+    federated = ", ".join(text for s, text in values if not s.reference)
+    detail = f"{measure.title} after round {comparison.round}: {federated}"
+    bounds = [text for s, text in values if s.reference]
     return PageAnswer(
         question, winner.label, detail + (f"; for reference {', '.join(bounds)}" if bounds else "")
     )
@@ -331,7 +332,7 @@ def _interval(comparison: "Comparison", test: "Standing") -> str:
     low, high = test.difference.interval
     if comparison.winner is not None and comparison.winner.label == comparison.baseline:
         low, high = -high, -low
-    digits = comparison.shown.digits
+    digits = comparison.primary_measure.digits
     count = f"{test.difference.n} paired {comparison.unit}s"
     return f"95 % interval {signed(low, digits)} to {signed(high, digits)}, {count}"
 
@@ -359,30 +360,30 @@ def _sure(comparison: "Comparison") -> PageAnswer:
 
 
 def _why(comparison: "Comparison") -> PageAnswer:
-    question, found = "Which loss term explains it?", comparison.explanation
-    if found is None or comparison.rival is None:
+    question, explanation = "Which loss term explains it?", comparison.explanation
+    if explanation is None or comparison.rival is None:
         return PageAnswer(question, "Not measured", "run with --decompose 1 to measure the terms", "unsure")
-    if found.total > 0:
+    if explanation.total > 0:
         detail = (
-            f"the loss on clients' data is {found.total:.3f} higher than {comparison.rival}'s, so the gain "
-            f"does not come from a lower loss ({terms(found)})"
+            f"the loss on clients' data is {explanation.total:.3f} higher than {comparison.rival}'s, so the "
+            f"gain does not come from a lower loss ({terms(explanation)})"
         )
         return PageAnswer(question, "None of them", detail, "unsure")
-    share, interval = found.terms[found.term], found.intervals[found.term]
-    if interval is not None and not found.clear:
+    share, interval = explanation.terms[explanation.term], explanation.intervals[explanation.term]
+    if interval is not None and not explanation.clear:
         detail = (
-            f"the largest part is {found.term} {signed(share, 3)}, but its 95 % interval is "
-            f"{signed(interval[0], 3)} to {signed(interval[1], 3)} ({terms(found)})"
+            f"the largest part is {explanation.term} {signed(share, 3)}, but its 95 % interval is "
+            f"{signed(interval[0], 3)} to {signed(interval[1], 3)} ({terms(explanation)})"
         )
         return PageAnswer(question, "None clearly", detail, "unsure")
-    part = f"{signed(share, 3)} of {signed(found.total, 3)}"
-    detail = f"{MEANING[found.term]}: {part} against {comparison.rival} ({terms(found)})"
-    return PageAnswer(question, f"{found.term.capitalize()} loss", detail)
+    part = f"{signed(share, 3)} of {signed(explanation.total, 3)}"
+    detail = f"{MEANING[explanation.term]}: {part} against {comparison.rival} ({terms(explanation)})"
+    return PageAnswer(question, f"{explanation.term.capitalize()} loss", detail)
 
 
-def terms(found: Explanation) -> str:
-    """The three differences."""
-    return ", ".join(f"{name} {signed(value, 3)}" for name, value in found.terms.items())
+def terms(explanation: Explanation) -> str:
+    """Format the three differences."""
+    return ", ".join(f"{name} {signed(value, 3)}" for name, value in explanation.terms.items())
 
 
 def _listed(parts: list[str]) -> str:

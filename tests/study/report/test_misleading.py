@@ -13,7 +13,7 @@ from fedld.cli import app
 from fedld.config.experiment import make_experiment
 from fedld.records.reader import read
 from fedld.study.comparison import compare_runs
-from fedld.study.progress import facts
+from fedld.study.progress import round_text
 from fedld.study.reasons import tune_command
 from fedld.study.report.build import build
 from fedld.study.report.chart import looks
@@ -151,7 +151,7 @@ def test_the_console_tells_test_loss_and_training_loss_apart():
     line = {"round": 3, "test": {"accuracy": 0.5, "loss": 1.2}, "global_loss": 0.9, "local_loss": 0.7}
     terms = {"shift_loss": 0.3, "aggregation_loss": -0.1}
     expected = "test loss 1.200  training loss 0.900 = 0.700 local +0.300 shift -0.100 aggregation"
-    assert facts(line | terms).endswith(expected)
+    assert round_text(line | terms).endswith(expected)
 
 
 def test_a_methods_colour_is_the_same_on_every_page():

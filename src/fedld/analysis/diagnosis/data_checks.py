@@ -40,13 +40,13 @@ def _what(evidence: Evidence) -> str:
 def targets(evidence: Evidence) -> Iterator[Finding]:
     """Numbers about clients' targets, where samples have no class."""
     ranges: dict[str, tuple[int, int]] = {}
-    for name in dict.fromkeys(name for one in evidence.targets for name in one):
-        values = np.array([one.get(name, np.nan) for one in evidence.targets])
+    for name in dict.fromkeys(name for summary in evidence.targets for name in summary):
+        values = np.array([summary.get(name, np.nan) for summary in evidence.targets])
         if np.isfinite(values).sum() > 1:
             ranges[name] = int(np.nanargmin(values)), int(np.nanargmax(values))
     if not ranges:
         return
-    said = [
+    sentences = [
         f"{name} from {evidence.targets[low][name]:.3g} ({evidence.name(low)}) to "
         f"{evidence.targets[high][name]:.3g} ({evidence.name(high)})"
         for name, (low, high) in ranges.items()
@@ -54,8 +54,8 @@ def targets(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         "targets",
         "info",
-        f"Targets over clients: {'; '.join(said)}.",
-        {name: [one.get(name) for one in evidence.targets] for name in ranges},
+        f"Targets over clients: {'; '.join(sentences)}.",
+        {name: [summary.get(name) for summary in evidence.targets] for name in ranges},
         {},
         "",
     )
@@ -121,16 +121,20 @@ def features(evidence: Evidence) -> Iterator[Finding]:
 def absent(evidence: Evidence) -> Iterator[Finding]:
     """Clients that were asked and whose updates were not used."""
     absences = Participation(evidence.client_rounds).absences
-    absences = [one for one in absences if len(one.rounds) >= limit("absent_rounds")]
+    absences = [absence for absence in absences if len(absence.rounds) >= limit("absent_rounds")]
     if not absences:
         return
     rest = f" {len(absences) - 3} more are missing at times." if len(absences) > 3 else ""
     yield warning(
         "absent",
-        " ".join(one.sentence() for one in absences[:3]) + rest,
+        " ".join(absence.sentence() for absence in absences[:3]) + rest,
         {
-            one.client: {"rounds": list(one.rounds), "share": one.share, "reasons": one.reasons}
-            for one in absences
+            absence.client: {
+                "rounds": list(absence.rounds),
+                "share": absence.share,
+                "reasons": absence.reasons,
+            }
+            for absence in absences
         },
         ("absent_rounds",),
         "The result says nothing about data that were not there: bring these clients back and continue, or "
@@ -140,23 +144,28 @@ def absent(evidence: Evidence) -> Iterator[Finding]:
 
 def outliers(evidence: Evidence) -> Iterator[Finding]:
     """Clients that the aggregation named: updates far longer than the others', or against them."""
-    found: dict[tuple[str, str], list[OutlierRecord]] = {}
+    outliers: dict[tuple[str, str], list[OutlierRecord]] = {}
     for line in evidence.reports:
-        for one in line.get("outliers") or []:
-            found.setdefault((one["client"], one["kind"]), []).append(one)
+        for outlier in line.get("outliers") or []:
+            outliers.setdefault((outlier["client"], outlier["kind"]), []).append(outlier)
     rounds = max(len(evidence.reports), 1)
-    lasting = {key: own for key, own in found.items() if len(own) / rounds >= limit("outlier_share")}
+    lasting = {
+        key: records for key, records in outliers.items() if len(records) / rounds >= limit("outlier_share")
+    }
     if not lasting:
         return
     parts = [
-        f"{client} {_stands_out(kind, float(np.median([one['value'] for one in own])))} "
-        f"({len(own)} of {rounds} rounds)"
-        for (client, kind), own in lasting.items()
+        f"{client} {_stands_out(kind, float(np.median([outlier['value'] for outlier in records])))} "
+        f"({len(records)} of {rounds} rounds)"
+        for (client, kind), records in lasting.items()
     ]
     yield warning(
         "outliers",
         f"Updates stand out: {'; '.join(parts[:4])}.",
-        {f"{client}, {kind}": [one["value"] for one in own] for (client, kind), own in lasting.items()},
+        {
+            f"{client}, {kind}": [outlier["value"] for outlier in records]
+            for (client, kind), records in lasting.items()
+        },
         ("outlier_share",),
         "Check these clients' labels, normalisation and learning rate first; a robust rule (median, krum) "
         "keeps one of them from deciding alone.",
@@ -237,10 +246,10 @@ def never_predicted(evidence: Evidence) -> Iterator[Finding]:
 
 def _held(evidence: Evidence, k: int) -> str:
     """Which clients hold the class, and how much of all it is."""
-    held = None if evidence.label_counts is None else np.asarray(evidence.label_counts)
-    if held is None or k >= held.shape[1]:
+    counts = None if evidence.label_counts is None else np.asarray(evidence.label_counts)
+    if counts is None or k >= counts.shape[1]:
         return ""
-    order = [int(i) for i in np.argsort(-held[:, k], kind="stable") if held[i, k]]
-    sites = [f"{evidence.name(i)} ({int(held[i, k])})" for i in order]
-    told = f"the sites that hold it are {listing(sites)}" if sites else "no site holds it"
-    return f"; {told}, {held[:, k].sum() / max(held.sum(), 1):.0%} of all training images"
+    order = [int(i) for i in np.argsort(-counts[:, k], kind="stable") if counts[i, k]]
+    sites = [f"{evidence.name(i)} ({int(counts[i, k])})" for i in order]
+    sentence = f"the sites that hold it are {listing(sites)}" if sites else "no site holds it"
+    return f"; {sentence}, {counts[:, k].sum() / max(counts.sum(), 1):.0%} of all training images"

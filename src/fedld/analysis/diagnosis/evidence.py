@@ -54,7 +54,7 @@ class Evidence:
         """Eq. 2 of every recorded round in which a client that trained was measured, in order."""
         lines = sorted(self.cross_losses, key=lambda line: int(line["round"]))
         terms = [(int(line["round"]), decompose_line(line)) for line in lines]
-        return [(round_, found) for round_, found in terms if found is not None]
+        return [(round_, decomposition) for round_, decomposition in terms if decomposition is not None]
 
     @property
     def trials(self) -> list[TrialRecord]:

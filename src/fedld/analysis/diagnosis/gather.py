@@ -58,14 +58,14 @@ def merge_accounts(findings: Sequence[Finding], label: str) -> Finding:
     total, local, shift, aggregation = (
         _term(numbers, name) for name in ("total", "local", "shift", "aggregation")
     )
-    means = {name: fmean(one[name] for one in numbers) for name in ADVICE}
+    means = {name: fmean(account[name] for account in numbers) for name in ADVICE}
     largest = max(means, key=lambda name: abs(means[name]))
     sentence = (
         f"{label}, round {numbers[0]['round']}, mean ± sd over {count} seeds: global loss {total} = local "
         f"{local} + shift {shift} + aggregation {aggregation}; {largest} is largest"
     )
     for name in ("shift", "aggregation"):
-        below = sum(one[name] < 0 for one in numbers)
+        below = sum(account[name] < 0 for account in numbers)
         if 0 < below < count:
             sentence += f"; {name} is below 0 in {below} of {count} seeds"
     first = findings[0]
@@ -75,7 +75,7 @@ def merge_accounts(findings: Sequence[Finding], label: str) -> Finding:
 
 def _term(numbers: Sequence[Mapping[str, Any]], name: str) -> str:
     sign = "+" if name in ("shift", "aggregation") else ""
-    values = [float(one[name]) for one in numbers]
+    values = [float(account[name]) for account in numbers]
     return f"{fmean(values):{sign}.3f} ± {stdev(values):.3f}"
 
 
@@ -145,14 +145,14 @@ def rule_name(run: Run) -> str | None:
 
 def diagnose_all(runs: Sequence[Run]) -> list[StudyFinding]:
     """Findings of all runs, equal kinds together, warnings first; the account of the loss by method."""
-    seeds = {label: len(own) for label, own in by_label(runs).items()}
-    found: dict[tuple[str, str, str], list[tuple[str, Finding]]] = {}
+    seeds = {label: len(method_runs) for label, method_runs in by_label(runs).items()}
+    findings: dict[tuple[str, str, str], list[tuple[str, Finding]]] = {}
     for run in runs:
         for finding in diagnose(evidence_of(run)):
-            own = run.label if finding.check == "dominant_term" else ""
-            found.setdefault((finding.level, finding.check, own), []).append((run.label, finding))
-    shared = [_merged(same, seeds) for same in found.values()]
-    return sorted(shared, key=lambda one: one.finding.level != "warning")
+            method_runs = run.label if finding.check == "dominant_term" else ""
+            findings.setdefault((finding.level, finding.check, method_runs), []).append((run.label, finding))
+    shared = [_merged(same, seeds) for same in findings.values()]
+    return sorted(shared, key=lambda shared_finding: shared_finding.finding.level != "warning")
 
 
 def _merged(same: Sequence[tuple[str, Finding]], seeds: Mapping[str, int]) -> StudyFinding:

@@ -103,7 +103,7 @@ def diagnose_federation(federation: Federation) -> Diagnosis:
     means, spreads = image_features(
         federation.images, federation.strata, [client.train for client in federation.clients]
     )
-    found = Evidence(
+    evidence = Evidence(
         clients=names,
         label_counts=federation.label_counts(),
         feature_means=means,
@@ -112,7 +112,7 @@ def diagnose_federation(federation: Federation) -> Diagnosis:
         groups=federation.groups,
         targets=[target_facts(federation, client) for client in federation.clients],
     )
-    return _diagnosis(title, found)
+    return _diagnosis(title, evidence)
 
 
 def _diagnosis(title: str, evidence: Evidence) -> Diagnosis:

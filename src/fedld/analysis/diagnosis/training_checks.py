@@ -170,23 +170,23 @@ def hidden(evidence: Evidence) -> Iterator[Finding]:
 
 def opposed_groups(evidence: Evidence) -> Iterator[Finding]:
     """The clients fall into two groups that pull in opposite directions."""
-    found = split(evidence.reports) if evidence.reports else None
-    if found is None or found.between > limit("opposed_cosine"):
+    groups = split(evidence.reports) if evidence.reports else None
+    if groups is None or groups.between > limit("opposed_cosine"):
         return
-    if found.within < limit("agreeing_cosine") or found.minority_weight < limit("minority_weight"):
+    if groups.within < limit("agreeing_cosine") or groups.minority_weight < limit("minority_weight"):
         return
     votes = [_first_axis(report) for report in evidence.reports]
-    one, other = listing(found.majority), listing(found.minority)
+    majority, other = listing(groups.majority), listing(groups.minority)
     yield warning(
         "opposed_groups",
-        f"Clients are split into two opposed groups: {one} against {other} (mean cosine {found.between:.2f} "
-        f"across, {found.minority_weight:.0%} of the samples on the smaller side).",
+        f"Clients are split into two opposed groups: {majority} against {other} (mean cosine "
+        f"{groups.between:.2f} across, {groups.minority_weight:.0%} of the samples on the smaller side).",
         {
-            "majority": list(found.majority),
-            "minority": list(found.minority),
-            "between_cosine": found.between,
-            "within_cosine": None if np.isnan(found.within) else found.within,
-            "minority_weight": found.minority_weight,
+            "majority": list(groups.majority),
+            "minority": list(groups.minority),
+            "between_cosine": groups.between,
+            "within_cosine": None if np.isnan(groups.within) else groups.within,
+            "minority_weight": groups.minority_weight,
             "first_axis_weight_for": float(np.median([v[0] for v in votes])),
             "first_axis_weight_against": float(np.median([v[1] for v in votes])),
         },

@@ -13,8 +13,8 @@ SCALES = ("paper", "small")
 
 def names() -> list[str]:
     """Every preset in every scale: `retina-split1-paper`, `retina-split1-small`, ..."""
-    found = sorted(file.name.removesuffix(".toml") for file in _folder() if file.name.endswith(".toml"))
-    return [f"{name}-{scale}" for name in found for scale in SCALES]
+    presets = sorted(file.name.removesuffix(".toml") for file in _folder() if file.name.endswith(".toml"))
+    return [f"{name}-{scale}" for name in presets for scale in SCALES]
 
 
 def read_preset(name: str) -> dict[str, Any]:

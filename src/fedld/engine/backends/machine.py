@@ -75,7 +75,7 @@ class ThisMachine:
             FedLDError: memory does not suffice.
         """
         asked = self._asked(setup.experiment)
-        if asked != 0 and (why := stays_here(setup.experiment.own, asked=asked is not None)):
+        if asked != 0 and (why := stays_here(setup.experiment.own, processes_wanted=asked is not None)):
             warnings.warn(f"{why}: the run stays in this process", stacklevel=4)
         check_memory(setup, rows, self._count(setup.experiment))
 

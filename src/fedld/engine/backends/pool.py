@@ -139,7 +139,7 @@ def count_workers(experiment: Experiment, workers: int | None) -> int:
     None for values that must stay here.
     """
     device = find_device(experiment.device)
-    if workers == 0 or stays_here(experiment.own, asked=workers is not None):
+    if workers == 0 or stays_here(experiment.own, processes_wanted=workers is not None):
         return 0
     if workers is not None:
         return workers

@@ -57,11 +57,11 @@ class Figure2:
     points: list[Point]
 
     def values(self, arm: str, term: str, alpha: float) -> list[float]:
-        """A term of all seeds, in their order."""
+        """List a term of all seeds, in their order."""
         return [getattr(p, term) for p in self.points if (p.arm, p.alpha) == (arm, alpha)]
 
     def difference(self, arm: str, term: str, alpha: float, absolute: bool = False) -> PairedDifference:
-        """An arm minus plain, paired over seeds."""
+        """Compare an arm with plain, paired over seeds."""
         ours, plain = (self.values(name, term, alpha) for name in (arm, "plain"))
         return paired_difference(list(map(abs, ours)), list(map(abs, plain))) if absolute else (
             paired_difference(ours, plain)
@@ -79,7 +79,7 @@ class Figure2:
         return {term: [arm for arm in arms if arm in run] for term, arms in CONTRASTS.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Points and paired differences, signed and absolute."""
+        """Give points and paired differences, signed and absolute."""
         differences = [
             {"term": term, "arm": arm, "alpha": alpha, "absolute": absolute}
             | asdict(self.difference(arm, term, alpha, absolute))
@@ -91,7 +91,7 @@ class Figure2:
         return {**asdict(self), "differences": differences}
 
     def to_markdown(self) -> str:
-        """The signed terms, mean over seeds, and what each arm changes."""
+        """Tabulate the signed terms, mean over seeds, and what each arm changes."""
         head = ["alpha"]
         for term, arms in self.contrasts.items():
             head += [f"{term} plain", *(f"{arm} - plain [95 %]" for arm in arms)]
@@ -136,7 +136,7 @@ def plan(
     warm_lr: float | None = None,
     alphas: Sequence[float] = ALPHAS,
 ) -> FigurePlan:
-    """Every arm at every alpha and seed; `objective` and `rule` in the settings replace the paper's."""
+    """Plan every arm at every alpha and seed; `objective` and `rule` in the settings replace the paper's."""
     if warm_rounds and "weights" in settings:
         raise FedLDError("give either weights or warm rounds, not both")
     shared = {"workers": 0, "min_size": 10} | settings
@@ -145,7 +145,7 @@ def plan(
         "plain": {},
         "margin": {"objective": margin},
         "principal": {"rule": rule},
-        "measured": {"rule": {"name": "measured", "unseen": 0.0}},  # nobody sits out: the same local models
+        "measured": {"rule": {"name": "measured", "unseen": 0.0}},  # all samples train: the same local models
     }
     warm = []
     if warm_rounds:
@@ -158,8 +158,8 @@ def plan(
         begin = {"weights": out / "warm" / f"seed{seed}" / "model.safetensors"} if warm_rounds else {}
         for alpha in alphas:
             for arm, change in arms.items():
-                one = {**once, **change, **begin, "alpha": alpha, "seed": seed}
-                cells.append((f"{arm}-alpha{alpha:g}", make_experiment(one)))
+                settings_of_run = {**once, **change, **begin, "alpha": alpha, "seed": seed}
+                cells.append((f"{arm}-alpha{alpha:g}", make_experiment(settings_of_run)))
     title = f"Figure 2 on {short_name(cells[0][1].dataset)}: one round" + (
         f" after {warm_rounds} rounds of FedAvg on iid clients" if warm_rounds else ""
     )
@@ -176,9 +176,9 @@ def run_figure2(
     if plan.warm:
         _all_of(run_grid(plan.warm, jobs=jobs, progress=progress))
     _all_of(run_grid(cells, jobs=jobs, progress=progress))
-    shown = plan.study.cells[0][1].model_dump(mode="json", exclude_none=True)
+    first = plan.study.cells[0][1].model_dump(mode="json", exclude_none=True)
     hidden = {"alpha", "seed", "objective", "rule", "weights", "workers"}
-    settings = {key: value for key, value in shown.items() if key not in hidden}
+    settings = {key: value for key, value in first.items() if key not in hidden}
     figure = Figure2(plan.study.name, plan.study.command, settings, [_point(cell) for cell in cells])
     write_atomically(out / "figure2.json", json.dumps(figure.to_json(), indent=1).encode())
     write_atomically(out / "figure2.md", figure.to_markdown().encode())
@@ -196,7 +196,7 @@ def _point(cell: Cell) -> Point:
 
 
 def _all_of(failed: Mapping[Path, str]) -> None:
-    """The figure needs every run."""
+    """Raise an error if a run failed: the figure needs every run."""
     for path, why in failed.items():
         raise FedLDError(f"run {path.name} failed: {why}")
 
@@ -231,21 +231,21 @@ def draw_figure2(figure2: Figure2, path: Path) -> None:
 
 
 def _panel(ax: Axes, figure2: Figure2, term: str, absolute: bool) -> None:
-    shown: list[float] = [0.0]
+    drawn: list[float] = [0.0]
     for arm in ("plain", *CONTRASTS[term]):
         values = np.array([figure2.values(arm, term, alpha) for alpha in figure2.alphas])
         values, colour = np.abs(values) if absolute else values, COLOURS[arm]
-        shown += values.flatten().tolist()
+        drawn += values.flatten().tolist()
         style = "--" if arm == "plain" else "-"
         ax.plot(values.mean(1), style, marker="o", markersize=4, color=colour, label=LABELS[arm])
         ax.fill_between(
             range(len(values)), values.min(1), values.max(1), color=colour, alpha=0.15, linewidth=0
         )
     ax.axhline(0, color="0.6", linewidth=0.8)
-    middle = float(np.median(np.abs(shown)))
-    if max(map(abs, shown)) > WIDE * middle > 0:
+    middle = float(np.median(np.abs(drawn)))
+    if max(map(abs, drawn)) > WIDE * middle > 0:
         ax.set_yscale("symlog", linthresh=middle)
-        ax.set_ylim(min(shown) * 1.5 - 0.1 * middle, max(shown) * 1.5 + 0.1 * middle)
+        ax.set_ylim(min(drawn) * 1.5 - 0.1 * middle, max(drawn) * 1.5 + 0.1 * middle)
     ax.set_xticks(range(len(figure2.alphas)), [f"{alpha:g}" for alpha in figure2.alphas])
     ax.set_title(f"{'|' if absolute else ''}{NAMES[term]}{'|' if absolute else ', signed'}", fontsize=10)
     ax.spines[["top", "right"]].set_visible(False)

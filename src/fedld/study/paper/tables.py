@@ -134,7 +134,7 @@ def plan(
     command: str = "",
     primary: str | None = None,
 ) -> TablePlan:
-    """The study of every split: preset, then the data at hand, then the given settings."""
+    """Plan the study of every split: preset, then the available data, then the given settings."""
     chosen = _chosen(table, splits, settings)
     studies, words = {}, {}
     for split in chosen:
@@ -178,7 +178,7 @@ def run_plan(
 
 
 def merge(settings: Settings, more: Settings) -> Settings:
-    """Settings with others on top; the tables of single methods are merged key by key.
+    """Merge settings, the later ones on top; the tables of single methods are merged key by key.
 
     >>> merge({"lr": 1, "fedld": {"objective": "x"}}, {"lr": 2, "fedld": {"lr": 3}})
     {'lr': 2, 'fedld': {'objective': 'x', 'lr': 3}}
@@ -188,11 +188,11 @@ def merge(settings: Settings, more: Settings) -> Settings:
 
 
 def _chosen(table: str, splits: list[str] | None, settings: Settings) -> list[str]:
-    """The splits asked for; without a word, those that the data can show."""
-    known = [*SPLITS[table], *ALSO.get(table, ())]
+    """Choose the splits: those named, else those that the data can show."""
+    names = [*SPLITS[table], *ALSO.get(table, ())]
     for split in splits or []:
-        if split not in known:
-            raise unknown_name(f"split of {table}", split, known)
+        if split not in names:
+            raise unknown_name(f"split of {table}", split, names)
     if splits or settings.get("data_root"):
         return splits or list(SPLITS[table])
     sites = "dataset" in settings and _open(settings).partition == "site"
@@ -200,12 +200,12 @@ def _chosen(table: str, splits: list[str] | None, settings: Settings) -> list[st
 
 
 def _data(split: str, scale: str, settings: Settings) -> Settings:
-    """What a split becomes on the data at hand."""
+    """Give the settings of a split on the available data."""
     paper, small = read_preset(f"{split}-paper"), read_preset(f"{split}-small")
     real = REAL if scale == "small" else {}
     if settings.get("data_root"):
-        own = {key: paper[key] for key in ("dataset", "split", *DRAWN) if key in paper}
-        return {"partition": "auto", **own, **real}
+        published = {key: paper[key] for key in ("dataset", "split", *DRAWN) if key in paper}
+        return {"partition": "auto", **published, **real}
     if "dataset" not in settings and scale == "paper":
         raise FedLDError("paper scale needs the published images (--data-root) or a --dataset")
     drawn = {key: small[key] for key in DRAWN} | {"split": None}
@@ -219,7 +219,7 @@ def _data(split: str, scale: str, settings: Settings) -> Settings:
 
 
 def _word(settings: Settings) -> str:
-    """The clients of a column in words.
+    """Describe the clients of a column in words.
 
     >>> _word({"partition": "column:source"}), _word({"partition": "auto", "split": 3})
     ('source', 'published split 3')
@@ -232,26 +232,26 @@ def _word(settings: Settings) -> str:
 
 
 def _open(settings: Settings) -> Table:
-    """The dataset's table, decoded once for all runs."""
+    """Open the dataset's table, decoded once for all runs."""
     return open_table(
         DataSpec(settings["dataset"], image_size=settings.get("image_size", REAL["image_size"]))
     )
 
 
 def _arm(table: str, arm: str, settings: Settings) -> Settings:
-    """Settings of one row: a method, or (Table 2) FedAvg with FedLD's parts switched on one by one."""
-    own = {name: settings[name] for name in settings if name in METHODS}
+    """Give the settings of a row: a method, or (Table 2) FedAvg with single parts of FedLD switched on."""
+    by_method = {name: settings[name] for name in settings if name in METHODS}
     shared = {"workers": 0} | {key: value for key, value in settings.items() if key not in METHODS}
     if table != "table2":
         METHODS.check(arm)
-        return for_method(shared, arm, own.get(arm, {}))
-    fedld = own.get("fedld", {})
+        return for_method(shared, arm, by_method.get(arm, {}))
+    fedld = by_method.get("fedld", {})
     margin = {"objective": fedld.get("objective", "marg-log")}
     rule = {"rule": fedld.get("rule", "principal")}
     parts = {"none": {}, "principal": rule, "margin": margin, "both": margin | rule}
     if arm not in parts:
         raise unknown_name("row of table 2", arm, parts)
-    return for_method(shared, "fedavg", own.get("fedavg", {})) | parts[arm]
+    return for_method(shared, "fedavg", by_method.get("fedavg", {})) | parts[arm]
 
 
 matplotlib.use("Agg")
@@ -274,7 +274,7 @@ class Column:
     paper: dict[str, float]
 
     def cell(self, label: str) -> str:
-        """The paper's value."""
+        """Format the paper's value."""
         if label not in self.paper:
             return "-"
         return f"{self.paper[label]:.2f}" + ("*" if label in PERSONAL else "")
@@ -295,7 +295,7 @@ class Reproduced:
         return [s.label for s in self.columns[0].comparison.standings]
 
     def write(self, out: Path) -> None:
-        """table.json, table.md, table.tex, table.csv and differences.png/svg."""
+        """Write table.json, table.md, table.tex, table.csv and differences.png/svg."""
         write_atomically(out / "table.json", json.dumps(self.to_json(), indent=1).encode())
         write_atomically(out / "table.md", self.to_markdown().encode())
         write_atomically(out / "table.tex", self.to_tex().encode())
@@ -303,7 +303,7 @@ class Reproduced:
         self.draw(out / "differences")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Give plain data."""
         columns = [
             {"split": c.split, "data": c.data, "paper": c.paper} | c.comparison.to_json()
             for c in self.columns
@@ -311,21 +311,24 @@ class Reproduced:
         return {"table": self.table, "title": self.title, "command": self.command, "columns": columns}
 
     def to_markdown(self) -> str:
-        """The overview as in the paper, then every split in full."""
+        """Write the overview as in the paper, then every split in full."""
         text = [f"# {self.title}", "", NOTE, "", markdown(self._overview())]
         for column in self.columns:
             head, *rows = column.comparison.table
             rows = [[*head, "paper"], *([*row, column.cell(row[0])] for row in rows)]
-            said = [f"{column.comparison.verdict}.", *(f"- {line}" for line in column.comparison.warnings)]
-            text += ["", f"## {column.data}", "", *said, "", markdown(rows), column.comparison.why()]
+            sentences = [
+                f"{column.comparison.verdict}.",
+                *(f"- {line}" for line in column.comparison.warnings),
+            ]
+            text += ["", f"## {column.data}", "", *sentences, "", markdown(rows), column.comparison.why()]
         return no_html("\n".join(text) + f"\nMade by `{self.command}`.\n")
 
     def to_tex(self) -> str:
-        """The overview as a tabular."""
+        """Write the overview as a tabular."""
         return latex(self._overview(), f"{self.title}\n{self.command}")
 
     def to_csv(self) -> str:
-        """One row per split, method, seed and measure."""
+        """Write one row per split, method, seed and measure."""
         values = [[c.split, *row] for c in self.columns for row in c.comparison.values()]
         return comma_separated([["split", "method", "seed", "measure", "value"], *values])
 
@@ -338,7 +341,7 @@ class Reproduced:
         return [head, *rows]
 
     def draw(self, path: Path) -> None:
-        """Paired differences to the baseline with their 95 % intervals, as PNG and SVG."""
+        """Draw paired differences to the baseline with their 95 % intervals, as PNG and SVG."""
         with plt.rc_context({"svg.hashsalt": "fedld"}):
             count, width = len(self.labels), 3.2 * len(self.columns) + 1
             figure, axes = plt.subplots(
@@ -351,9 +354,9 @@ class Reproduced:
                         ax.plot(d.interval or (d.mean, d.mean), [y, y], color="#2f6db5", linewidth=2)
                         ax.plot(d.mean, y, "o", color="#2f6db5")
                 ax.axvline(0, color="0.5", linewidth=0.8)
-                shown = column.comparison.shown
-                unit = "points" if shown.unit == "%" else "units"
-                over = f"{unit} of {shown.title} over {column.comparison.baseline}"
+                measure = column.comparison.primary_measure
+                unit = "points" if measure.unit == "%" else "units"
+                over = f"{unit} of {measure.title} over {column.comparison.baseline}"
                 ax.set(title=column.data, xlabel=over)
                 ax.set_yticks(range(count), self.labels)
                 ax.spines[["top", "right"]].set_visible(False)

@@ -46,7 +46,7 @@ def write_report(
 def write_comparisons(
     paths: Sequence[Path], folder: Path, format: str, primary: str | None = None, caption: str = ""
 ) -> None:
-    """The table of every group of comparable runs: comparison.tex or comparison.csv."""
+    """Write the table of every group of comparable runs: comparison.tex or comparison.csv."""
     study = _read(paths, primary)
     groups = [comparison for comparison, _ in compare_groups(study)]
     try:

@@ -77,7 +77,7 @@ class Group:
         return list(by_label(self.runs))
 
     def charts(self) -> Iterator[Chart]:
-        """All charts, each once."""
+        """Iterate over all charts, each once."""
         for block in [*self.top, *(block for section in self.sections for block in section.blocks)]:
             if isinstance(block, Chart):
                 yield block
@@ -101,7 +101,7 @@ def build(study: StudyRecords, tables: Sequence[MakeTable] = ()) -> list[Group]:
 
 
 def compare_groups(study: StudyRecords) -> list[tuple[Comparison, list[Run]]]:
-    """The comparison of every setting, and all its runs, finished or not."""
+    """Compare the runs of every setting; gives each comparison with all its runs, finished or not."""
     settings: dict[str, list[Run]] = {}
     for run in study.runs:
         settings.setdefault(run.setting, []).append(run)
@@ -114,7 +114,7 @@ def compare_groups(study: StudyRecords) -> list[tuple[Comparison, list[Run]]]:
 
 
 def setting_title(run: Run) -> str:
-    """Data and model in a few words."""
+    """Describe data and model in a few words."""
     c = run.config
     parts = [str(c.get("dataset", "unknown data"))]
     if c.get("split") is not None:
@@ -131,7 +131,7 @@ def setting_title(run: Run) -> str:
 
 def _group(key: str, comparison: Comparison, runs: list[Run], further: Sequence[PageTable]) -> Group:
     styles = looks(list(by_label(runs)))
-    curve = comparison.shown
+    curve = comparison.primary_measure
     others = [measure for measure in curves(runs) if measure.name != curve.name]
     needs_rounds = "rounds.jsonl holds no measurement of it"
     needs_terms = "no round was decomposed: run with --decompose 1"
@@ -189,7 +189,7 @@ def _group(key: str, comparison: Comparison, runs: list[Run], further: Sequence[
 
 
 def _outcomes(runs: list[Run], styles: Mapping[str, Look]) -> list[PagePart]:
-    """Predicted against observed outcomes of tasks without classes."""
+    """Make the charts of predicted against observed outcomes, for tasks without classes."""
     needs_end = "predictions.csv is missing: it is written when a run ends with a global model"
     if all(run.task.startswith("survival") for run in runs):
         return [_part("Survival by predicted risk", needs_end, lambda: survival_chart(runs))]
@@ -199,7 +199,7 @@ def _outcomes(runs: list[Run], styles: Mapping[str, Look]) -> list[PagePart]:
 
 
 def _cases(comparison: Comparison, runs: list[Run], styles: Mapping[str, Look]) -> list[PagePart]:
-    """Pictures with outlines of the best method and of the baseline, and means over every site's cases."""
+    """Make outlines of the best method and of the baseline on pictures, and means over every site's cases."""
     if any(run.task != "segmentation" for run in runs):
         return []
     labels = {"cases": comparison.winner.label} if comparison.winner else {}
@@ -216,14 +216,14 @@ def _cases(comparison: Comparison, runs: list[Run], styles: Mapping[str, Look]) 
 
 
 def _explain(comparison: Comparison) -> Chart | None:
-    found = comparison.explanation
-    if found is None or comparison.rival is None or comparison.winner is None:
+    explanation = comparison.explanation
+    if explanation is None or comparison.rival is None or comparison.winner is None:
         return None
-    return explanation_chart(comparison.winner.label, comparison.rival, found)
+    return explanation_chart(comparison.winner.label, comparison.rival, explanation)
 
 
 def _part(title: str, why: str, make: Callable[[], T | None]) -> T | Missing:
-    """A chart, or what it lacks; damaged records must not cost the reader the rest of the page."""
+    """Make a chart or name what it lacks; damaged records leave the rest of the page intact."""
     try:
         made = make()
         return Missing(title, why) if made is None else made
@@ -238,12 +238,12 @@ def _without_empty(sections: Sequence[Section]) -> list[Section]:
 
 
 def _is_chart(block: PagePart) -> bool:
-    """A part that only some runs have: where it is not there, nothing is missing."""
+    """Select the charts among optional parts, which are left out where they cannot be made."""
     return isinstance(block, Chart)
 
 
 def _is_table(block: PagePart) -> bool:
-    """A table that only some runs have."""
+    """Select the tables among optional parts."""
     return isinstance(block, PageTable)
 
 

@@ -71,12 +71,12 @@ def read_cases(run: Run) -> Cases | None:
     def wanted(name: str, header: Header) -> bool:
         return name in (*Cases.__dataclass_fields__, "classes")
 
-    found = read_arrays(file, wanted)
+    arrays = read_arrays(file, wanted)
     try:
-        texts = {key: [clean(text) for text in found[key]] for key in ("site", "name", "rank")}
-        outputs = [clean(text) for text in found["classes"]]
-        masks = {key: found[key].astype(np.uint8) for key in ("pictures", "truth", "predicted")}
-        cases = Cases(**masks, **texts, outputs=outputs, dice=found["dice"].astype(np.float64))  # type: ignore[arg-type]
+        texts = {key: [clean(text) for text in arrays[key]] for key in ("site", "name", "rank")}
+        outputs = [clean(text) for text in arrays["classes"]]
+        masks = {key: arrays[key].astype(np.uint8) for key in ("pictures", "truth", "predicted")}
+        cases = Cases(**masks, **texts, outputs=outputs, dice=arrays["dice"].astype(np.float64))  # type: ignore[arg-type]
         sizes = {len(cases.pictures), len(cases.site), len(cases.name), len(cases.rank), len(cases.dice)}
         if len(sizes) > 1 or not cases.pictures.shape[:3] == cases.truth.shape == cases.predicted.shape:
             raise ValueError
@@ -90,14 +90,14 @@ def overlay_chart(name: str, label: str, runs: Sequence[Run]) -> Chart | None:
 
     Args:
         name: of the chart, for its file.
-        label: the method whose final global model is shown.
+        label: the method of the final global model in the drawing.
         runs: of all methods; the first seed of that method is taken.
 
     Returns:
         The chart; None where the method has no global model or kept no cases.
     """
-    own = sorted((run for run in runs if run.label == label), key=lambda run: run.seed)
-    run = next((run for run in own if (run.path / CASES).is_file()), None)
+    method_runs = sorted((run for run in runs if run.label == label), key=lambda run: run.seed)
+    run = next((run for run in method_runs if (run.path / CASES).is_file()), None)
     cases = read_cases(run) if run is not None else None
     if run is None or cases is None or not len(cases.pictures):
         return None
@@ -110,13 +110,13 @@ def overlay_chart(name: str, label: str, runs: Sequence[Run]) -> Chart | None:
         for k in range(len(cases.dice))
         if cases.site[k] in sites
     ]
-    told = "; ".join(f"{site}, {rank}: Dice {dice:.3f}" for site, rank, _, dice in rows)
+    summary = "; ".join(f"{site}, {rank}: Dice {dice:.3f}" for site, rank, _, dice in rows)
     return Chart(
         name,
         f"Best, median and worst case of every site: {label}",
         "Outlines on test pictures: the true one in blue, that of the global model in yellow; "
         f"{run.repetition}. Cases are ranked by Dice, the mean over classes.",
-        f"Test pictures with true and predicted outlines. {told}.",
+        f"Test pictures with true and predicted outlines. {summary}.",
         figure,
         ("site", "rank", "picture", "dice"),
         rows,
@@ -140,8 +140,8 @@ def _sheet(cases: Cases, sites: Sequence[str], means: Mapping[str, CaseResult | 
         figure.text(
             (left + 4) / width, 1 - (upper + 16) / height, short(name, 26), weight="bold", fontsize=11
         )
-        told = _mean_text(means.get(site))
-        figure.text((left + 4) / width, 1 - (upper + 32) / height, told, fontsize=9.5)
+        text = _mean_text(means.get(site))
+        figure.text((left + 4) / width, 1 - (upper + 32) / height, text, fontsize=9.5)
         for k in (k for k in range(len(cases.site)) if cases.site[k] == site and cases.rank[k] in RANKS):
             x = left + 4 + RANKS.index(cases.rank[k]) * (SIDE + GAP)
             box = (x / width, 1 - (upper + LABEL + SIDE) / height, SIDE / width, SIDE / height)
@@ -168,7 +168,7 @@ def _mean_text(means: CaseResult | None) -> str:
 
 
 def _draw_case(axes: Axes, cases: Cases, k: int) -> None:
-    """One picture with the outlines of every class but the background."""
+    """Draw one picture with the outlines of every class but the background."""
     picture = cases.pictures[k]
     axes.imshow(picture[..., 0] if picture.shape[-1] == 1 else picture, cmap="gray", vmin=0, vmax=255)
     for colour, width, mask in ((TRUE, 1.6, cases.truth[k]), (PREDICTED, 1.1, cases.predicted[k])):
@@ -183,35 +183,37 @@ def _draw_case(axes: Axes, cases: Cases, k: int) -> None:
 
 
 def _keys(classes: Sequence[str]) -> list[Line2D]:
-    """Entries of the legend: colours, and styles of lines where there are several classes."""
-    found = [Line2D([], [], color=TRUE, label="true"), Line2D([], [], color=PREDICTED, label="predicted")]
+    """Make entries of the legend: colours, and styles of lines where there are several classes."""
+    lines = [Line2D([], [], color=TRUE, label="true"), Line2D([], [], color=PREDICTED, label="predicted")]
     if len(classes) > 2:
-        found += [
+        lines += [
             Line2D(
                 [], [], color="#52514e", linestyle=STYLES[k % len(STYLES)], linewidth=1.4, label=short(name)
             )
             for k, name in enumerate(classes[1:])
         ]
-    return found
+    return lines
 
 
 def case_means_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | None:
     """Draw the mean Dice over each site's own test cases with its interval, for every method."""
-    found = _by_method(runs)
-    sites = list(dict.fromkeys(site for means in found.values() for site, _, _ in means))[:MOST_SITES]
+    means_by_method = _by_method(runs)
+    sites = list(dict.fromkeys(site for means in means_by_method.values() for site, _, _ in means))[
+        :MOST_SITES
+    ]
     if not sites:
         return None
     rows: list[tuple[DataCell, ...]] = []
     with drawing():
-        figure = new_figure(560, 90 + (18 + 11 * len(found)) * len(sites))
+        figure = new_figure(560, 90 + (18 + 11 * len(means_by_method)) * len(sites))
         axes = figure.add_subplot()
-        for slot, (label, means) in enumerate(found.items()):
+        for slot, (label, means) in enumerate(means_by_method.items()):
             chosen = _one_model(means)
-            for site, (which, one) in chosen.items():
-                estimate = one.measures.get("dice", Estimate(None))
+            for site, (which, result) in chosen.items():
+                estimate = result.measures.get("dice", Estimate(None))
                 if site not in sites or estimate.value is None:
                     continue
-                y = sites.index(site) + 0.7 * ((slot + 0.5) / len(found) - 0.5)
+                y = sites.index(site) + 0.7 * ((slot + 0.5) / len(means_by_method) - 0.5)
                 _whisker(axes, estimate, estimate.value, y, styles[label])
                 rows.append((label, site, which, estimate.value, estimate.low, estimate.high))
         axes.set_yticks(range(len(sites)), [short(site) for site in sites])
@@ -229,7 +231,7 @@ def case_means_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart |
         figure,
         ("method", "site", "model", "dice", "low", "high"),
         rows,
-        legend=legend(found, styles),
+        legend=legend(means_by_method, styles),
     )
 
 
@@ -255,10 +257,10 @@ def case_means_table(runs: Sequence[Run]) -> PageTable | None:
     rows = []
     for label, means in _by_method(runs).items():
         seed = str(longest_run([run for run in runs if run.label == label]).seed)
-        for site, which, one in means:
-            cells = [one.measures.get(name, Estimate(None)) for name in MEASURES]
+        for site, which, result in means:
+            cells = [result.measures.get(name, Estimate(None)) for name in MEASURES]
             words = (label, seed, site, which)
-            count = TableCell(str(one.pictures), one.pictures)
+            count = TableCell(str(result.pictures), result.pictures)
             numbers = [TableCell(str(cell), cell.value) for cell in cells]
             rows.append([*(TableCell(word, word) for word in words), count, *numbers])
     if not rows:
@@ -275,18 +277,20 @@ MethodMeans = list[tuple[str, Any, CaseResult]]
 
 
 def _by_method(runs: Sequence[Run]) -> dict[str, MethodMeans]:
-    """Site, model and means of the longest run of every method that judged cases."""
-    found: dict[str, MethodMeans] = {}
-    for label, own in by_label(runs).items():
-        by_site = case_means(longest_run(own).summary)
+    """Collect site, model and means of the longest run of every method that judged cases."""
+    means_by_method: dict[str, MethodMeans] = {}
+    for label, method_runs in by_label(runs).items():
+        by_site = case_means(longest_run(method_runs).summary)
         means = [
-            (clean(site), which, one) for site, models in by_site.items() for which, one in models.items()
+            (clean(site), which, result)
+            for site, models in by_site.items()
+            for which, result in models.items()
         ]
         if means:
-            found[label] = means
-    return found
+            means_by_method[label] = means
+    return means_by_method
 
 
 def _one_model(means: MethodMeans) -> dict[str, tuple[str, CaseResult]]:
-    """The model that a site would use: its personal one where there is one."""
-    return {site: (which, one) for site, which, one in sorted(means, key=lambda m: m[1] == "personal")}
+    """Choose the model that a site would use: its personal one where there is one."""
+    return {site: (which, result) for site, which, result in sorted(means, key=lambda m: m[1] == "personal")}

@@ -47,7 +47,7 @@ SEQUENTIAL, DIVERGING = ListedColormap(_ramp(_BLUES)), ListedColormap(_ramp(_POL
 
 
 def variables(dark: bool) -> dict[str, str]:
-    """CSS variables of a mode."""
+    """Give the CSS variables of a mode."""
     fixed = {
         "ink": ("#0b0b0b", "#ffffff"),
         "second": ("#52514e", "#c3c2b7"),
@@ -56,18 +56,18 @@ def variables(dark: bool) -> dict[str, str]:
         "axis": ("#c3c2b7", "#5a5955"),
         "surface": ("#fcfcfb", "#1a1a19"),
     }
-    found = {name: pair[dark] for name, pair in fixed.items()}
-    found |= {f"s{i}": c for i, c in enumerate(DARK_SERIES if dark else SERIES)}
+    colours = {name: pair[dark] for name, pair in fixed.items()}
+    colours |= {f"s{i}": c for i, c in enumerate(DARK_SERIES if dark else SERIES)}
     for letter, ramp in (("q", _BLUES_DARK if dark else _BLUES), ("d", _POLES_DARK if dark else _POLES)):
-        found |= {f"{letter}{i}": colour for i, colour in enumerate(_ramp(ramp))}
-    return found
+        colours |= {f"{letter}{i}": colour for i, colour in enumerate(_ramp(ramp))}
+    return colours
 
 
 _NAMES = {colour: f"var(--{name})" for name, colour in reversed(variables(dark=False).items())}
 
 
 def css_variables() -> str:
-    """Light by default, dark where the reader's system or the page's switch asks for it, light on paper."""
+    """Write the colours of both modes: dark by the reader's system or the page's switch, light on paper."""
     light, dark = (";".join(f"--{k}:{v}" for k, v in variables(mode).items()) for mode in (False, True))
     return (
         f":root{{{light}}}\n"
@@ -79,7 +79,7 @@ def css_variables() -> str:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Matplotlib's settings for every figure."""
+    """Set matplotlib's options for a figure."""
     settings: dict[Any, Any] = {
         "font.family": ["DejaVu Sans"],
         "font.size": 11,
@@ -117,12 +117,12 @@ def drawing() -> Iterator[None]:
 
 
 def new_figure(width: float = 640, height: float = 320) -> Figure:
-    """A figure measured in the page's pixels."""
+    """Make a figure measured in the page's pixels."""
     return Figure(figsize=(width / 72, height / 72), dpi=72)
 
 
 def svg_text(figure: Figure, name: str) -> str:
-    """The figure as a standalone SVG file."""
+    """Write the figure as a standalone SVG file."""
     buffer = io.StringIO()
     with drawing(), mpl.rc_context({"svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
@@ -130,7 +130,7 @@ def svg_text(figure: Figure, name: str) -> str:
 
 
 def save_figure(figure: Figure, path: Path, *, tight: bool = False) -> None:
-    """A file for a paper, the same bytes for the same drawing; `tight` makes room for a legend outside."""
+    """Save a figure for a paper, the same bytes for the same drawing; `tight` includes an outer legend."""
     options: dict[str, Any] = {"facecolor": "white", "dpi": 300} | ({"bbox_inches": "tight"} if tight else {})
     metadata = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:])
     with mpl.rc_context({"svg.fonttype": "path", "pdf.fonttype": 42, "svg.hashsalt": path.stem}):
@@ -138,7 +138,7 @@ def save_figure(figure: Figure, path: Path, *, tight: bool = False) -> None:
 
 
 def inline_svg(figure: Figure, name: str, label: str) -> str:
-    """The figure as an element of a page: colours as CSS variables, unique ids, a name for screen readers.
+    """Write the figure as an element of a page: colours as CSS variables, unique ids, a label to be read.
 
     `label` must be escaped already.
     """
@@ -148,7 +148,7 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
     text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
     text = re.sub(r'<g id="(part-[a-z0-9-]+)">', r'<g class="\1">', text)
     text = re.sub(r'<g id="[A-Za-z0-9_.]+_\d+">', "<g>", text)
-    text = re.sub(r"#[0-9a-f]{6}(?=[;\"])", lambda found: _NAMES.get(found[0], found[0]), text)
+    text = re.sub(r"#[0-9a-f]{6}(?=[;\"])", lambda match: _NAMES.get(match[0], match[0]), text)
     text = re.sub(r"\s*\n\s*", "\n", text)
     box = re.search(r'viewBox="([^"]+)"', text)
     size = box[1] if box else ""
@@ -186,12 +186,12 @@ class Chart:
     wide: bool = False
 
     def inline(self, prefix: str, label: str) -> str:
-        """SVG element for a page, whose script draws the cells of a matrix itself, for any round."""
+        """Write an SVG element for a page; the page's script draws the cells of a matrix, for any round."""
         self._show_mesh(False)
         return inline_svg(self.figure, f"{prefix}-{self.name}", label)
 
     def save(self, folder: Path) -> None:
-        """Files for a paper: SVG and PDF with vector fonts, PNG with 300 dpi, white ground; data as CSV."""
+        """Save SVG and PDF with vector fonts, PNG with 300 dpi, white ground; data as CSV."""
         self._show_mesh(True)
         folder.mkdir(parents=True, exist_ok=True)
         with self._named(), drawing():
@@ -202,7 +202,7 @@ class Chart:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """The page's legend is buttons; a file has its names above the drawing."""
+        """Add a legend above the drawing while a file is written; in a page it is made of buttons."""
         light = variables(dark=False)
         handles = [
             Patch(color=light.get(key.colour[6:-1], key.colour), label=key.name) for key in self.legend
@@ -248,7 +248,7 @@ OWN_COLOURS = (
 
 
 def looks(labels: Sequence[str]) -> dict[str, Look]:
-    """Eight hues, then grey with dashes: a ninth hue would not be told apart.
+    """Give every method a colour: eight hues, then grey with dashes, as a ninth hue is hard to distinguish.
 
     A method has the same colour on every page: that of its place in `OWN_COLOURS`, else one that follows from
     its name, or the next free one where another method of the page has that.
@@ -280,24 +280,24 @@ class Band:
 
 
 def band(series: Sequence[Mapping[int, float]]) -> Band | None:
-    """Mean and range over seeds, at the rounds where every seed has a value."""
-    finite = [{r: v for r, v in one.items() if np.isfinite(v)} for one in series]
-    finite = [one for one in finite if one]
-    rounds = sorted(set.intersection(*(set(one) for one in finite))) if finite else []
+    """Compute mean and range over seeds, at the rounds where every seed has a value."""
+    finite = [{r: v for r, v in by_round.items() if np.isfinite(v)} for by_round in series]
+    finite = [by_round for by_round in finite if by_round]
+    rounds = sorted(set.intersection(*map(set, finite))) if finite else []
     if not rounds:
         return None
-    values = np.array([[one[r] for r in rounds] for one in finite])
+    values = np.array([[by_round[r] for r in rounds] for by_round in finite])
     return Band(np.array(rounds, dtype=float), values.mean(0), values.min(0), values.max(0))
 
 
 def legend(labels: Iterable[str], styles: Mapping[str, Look]) -> list[LegendKey]:
-    """Keys of the methods in a chart; a single one needs none."""
+    """List the methods of a chart with their colours; a single one needs no legend."""
     keys = [LegendKey(label, styles[label].css, f"part-series-{styles[label].slot}") for label in labels]
     return keys if len(keys) > 1 else []
 
 
 def draw_bands(ax: Axes, bands: Mapping[str, Band], styles: Mapping[str, Look]) -> None:
-    """One line a method with the range over seeds behind it; a single round is a dot."""
+    """Draw one line per method with the range over seeds behind it; a single round is a dot."""
     for label, b in bands.items():
         look = styles[label]
         marker = "o" if len(b.x) < 3 else ""
@@ -312,7 +312,7 @@ def draw_bands(ax: Axes, bands: Mapping[str, Band], styles: Mapping[str, Look]) 
 
 
 def hover_of(ax: Axes, series: Mapping[str, tuple[Floats, Floats]], colours: Mapping[str, str]) -> Hover:
-    """What a pointer over these axes shows; the figure must have its final layout."""
+    """List what a pointer over these axes shows; the figure must have its final layout."""
     return {
         "box": frame_of(ax),
         "xlim": [round(float(v), 4) for v in ax.get_xlim()],
@@ -324,7 +324,7 @@ def hover_of(ax: Axes, series: Mapping[str, tuple[Floats, Floats]], colours: Map
 
 
 def frame_of(ax: Axes) -> list[float]:
-    """Left, top, right and bottom of the axes in the drawing."""
+    """Compute left, top, right and bottom of the axes in the drawing."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     box, (width, height) = ax.get_position(), figure.get_size_inches() * 72
@@ -333,7 +333,7 @@ def frame_of(ax: Axes) -> list[float]:
 
 
 def significant(value: float, digits: int = 4) -> float | None:
-    """A number short enough for a page; None where it is not finite."""
+    """Round a number for a page; None where it is not finite."""
     return float(f"{value:.{digits}g}") if np.isfinite(value) else None
 
 
@@ -346,5 +346,5 @@ def settle(figure: Figure) -> None:
 
 
 def short(name: str, length: int = 22) -> str:
-    """A name that fits on an axis."""
+    """Shorten a name so that it fits on an axis."""
     return name if len(name) <= length else name[: length - 1] + "…"

@@ -29,13 +29,15 @@ from fedld.study.report.chart import (
 
 
 def label_counts(run: Run) -> dict[int, list[int]]:
-    """Samples of every class at every client that took part."""
-    found = {line["index"]: line.get("label_counts") for line in run.clients.lines}
-    return {i: counts for i, counts in sorted(found.items()) if isinstance(counts, list) and counts}
+    """Read the samples of every class at every client that took part."""
+    counts_by_client = {line["index"]: line.get("label_counts") for line in run.clients.lines}
+    return {
+        i: counts for i, counts in sorted(counts_by_client.items()) if isinstance(counts, list) and counts
+    }
 
 
 def labels_chart(runs: Sequence[Run]) -> Chart | None:
-    """Class counts of every client, from the first run."""
+    """Draw the class counts of every client, from the first run."""
     run = longest_run(runs)
     counts = label_counts(run)
     if not counts or len({len(c) for c in counts.values()}) > 1:
@@ -60,17 +62,17 @@ def labels_chart(runs: Sequence[Run]) -> Chart | None:
 
 
 def class_names(run: Run, count: int) -> list[str]:
-    """Names from the predictions, or numbers."""
-    known = run.predictions.get("classes") if run.predictions else None
-    if known is None and run.task != "classification":
-        known = (read_object(run.path / "federation.json") or {}).get("classes")
-    if isinstance(known, list) and len(known) == count:
-        return [clean(name) for name in known]
+    """Read class names from the predictions; numbers where there are none."""
+    names = run.predictions.get("classes") if run.predictions else None
+    if names is None and run.task != "classification":
+        names = (read_object(run.path / "federation.json") or {}).get("classes")
+    if isinstance(names, list) and len(names) == count:
+        return [clean(name) for name in names]
     return [f"class {k}" for k in range(count)]
 
 
 def _rows(count: int) -> tuple[Figure, int]:
-    """A figure with a row per client, and which rows are named so that names do not touch."""
+    """Make a figure with a row per client, and the step between named rows so that names do not touch."""
     height = max(4.0, min(24.0, 480 / count))
     return new_figure(560, 100 + max(110, height * count)), max(1, round(11 / height))
 
@@ -109,42 +111,44 @@ def _cells(matrix: Floats, names: list[str], classes: list[str]) -> Figure:
 
 
 def fairness(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
-    """Mean over seeds of the worst, mean and best client and the gap, on their own test sets, as shown."""
-    found: dict[str, dict[str, float]] = {}
+    """Average the worst, mean and best client and the gap over seeds, on their own test sets, scaled."""
+    spread_by_method: dict[str, dict[str, float]] = {}
     measure = next(iter(measures_of(runs).values()), None)
     if measure is None:
-        return found
-    for label, own in by_label(runs).items():
-        values = [list(client_scores(run, measure).values()) for run in own]
+        return spread_by_method
+    for label, method_runs in by_label(runs).items():
+        values = [list(client_scores(run, measure).values()) for run in method_runs]
         values = [v for v in values if v]
         if values:
             best = float(np.mean([measure.best(v) for v in values]))
             worst = float(np.mean([measure.worst_of(v) for v in values]))
             mean = float(np.mean([np.mean(v) for v in values]))
-            found[label] = {"worst": worst, "mean": mean, "best": best, "gap": abs(best - worst)}
-    return found
+            spread_by_method[label] = {"worst": worst, "mean": mean, "best": best, "gap": abs(best - worst)}
+    return spread_by_method
 
 
 def fairness_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | None:
-    """The first measure at every client under every method: one dot per client, mean over seeds."""
+    """Draw the first measure at every client under every method: one dot per client, mean over seeds."""
     rows: list[tuple[DataCell, ...]] = []
     measure = next(iter(measures_of(runs).values()))
     grouped = by_label(runs)
     tested = any(client_scores(run, measure) for run in runs)
     where = "own test set" if tested else "own training data"
-    found: dict[str, dict[str, float]] = {}
-    for label, own in grouped.items():
-        seeds = [client_scores(run, measure) if tested else training_scores(run, measure) for run in own]
+    values_by_method: dict[str, dict[str, float]] = {}
+    for label, method_runs in grouped.items():
+        seeds = [
+            client_scores(run, measure) if tested else training_scores(run, measure) for run in method_runs
+        ]
         names = dict.fromkeys(name for values in seeds for name in values)
-        found[label] = {n: float(np.mean([v[n] for v in seeds if n in v])) for n in names}
-        rows += [(label, name, value) for name, value in found[label].items()]
-    found = {label: values for label, values in found.items() if values}
-    if not found:
+        values_by_method[label] = {n: float(np.mean([v[n] for v in seeds if n in v])) for n in names}
+        rows += [(label, name, value) for name, value in values_by_method[label].items()]
+    values_by_method = {label: values for label, values in values_by_method.items() if values}
+    if not values_by_method:
         return None
     with drawing():
-        figure = new_figure(560, 100 + 42 * len(found))
+        figure = new_figure(560, 100 + 42 * len(values_by_method))
         ax = figure.add_subplot()
-        for y, (label, values) in enumerate(found.items()):
+        for y, (label, values) in enumerate(values_by_method.items()):
             x = np.array(list(values.values()))
             ax.plot((x.min(), x.max()), (y, y), color=styles[label].colour, linewidth=2, alpha=0.4)
             ax.plot(
@@ -160,8 +164,8 @@ def fairness_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | N
                 fontsize=9,
                 ha="center",
             )
-        ax.set_yticks(range(len(found)), [short(label) for label in found])
-        ax.set_ylim(len(found) - 0.4, -0.6)
+        ax.set_yticks(range(len(values_by_method)), [short(label) for label in values_by_method])
+        ax.set_ylim(len(values_by_method) - 0.4, -0.6)
         ax.tick_params(axis="y", length=0)
         ax.grid(axis="y", visible=False)
         ax.margins(x=0.08)
@@ -175,7 +179,7 @@ def fairness_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | N
         "; ".join(
             f"{k}: worst client {measure.format(measure.worst_of(list(v.values())))}, best "
             f"{measure.format(measure.best(list(v.values())))}"
-            for k, v in found.items()
+            for k, v in values_by_method.items()
         ),
         figure,
         ("method", "client", measure.name),
@@ -194,13 +198,13 @@ SHOWN = 40  # clients; those that were ever missing come first
 
 
 def participation_chart(runs: Sequence[Run]) -> Chart | None:
-    """The run with most absences, site by round; None if everybody was there in all of them."""
-    found = [(run, Participation(run.clients.lines)) for run in runs if run.clients.lines]
-    found = [(run, part) for run, part in found if part.missing]
-    if not found:
+    """Draw the run with most absences, site by round; None if all sites took part in all rounds."""
+    runs_with_absences = [(run, Participation(run.clients.lines)) for run in runs if run.clients.lines]
+    runs_with_absences = [(run, part) for run, part in runs_with_absences if part.missing]
+    if not runs_with_absences:
         return None
-    run, part = max(found, key=lambda one: len(one[1].missing))
-    gone = [one.client for one in part.absences]
+    run, part = max(runs_with_absences, key=lambda absence: len(absence[1].missing))
+    gone = [absence.client for absence in part.absences]
     names = [*gone, *(name for name in part.clients if name not in gone)][:SHOWN]
     grid = np.array([[_state(part, name, r) for r in part.rounds] for name in names])
     with drawing():
@@ -229,13 +233,13 @@ def participation_chart(runs: Sequence[Run]) -> Chart | None:
         ]
         figure.legend(handles=handles, loc="outside upper left", ncols=3)
         settle(figure)
-    told = " ".join(clean(one.sentence()) for one in part.absences[:3])
-    others = len(found) - 1
+    sentences = " ".join(clean(absence.sentence()) for absence in part.absences[:3])
+    others = len(runs_with_absences) - 1
     return Chart(
         "participation",
-        "Not everybody took part",
-        told + (f" {run.label}, seed {run.seed}; {others} more run(s) had absences." if others else ""),
-        f"Participation, site by round. {told}",
+        "Absent sites",
+        sentences + (f" {run.label}, seed {run.seed}; {others} more run(s) had absences." if others else ""),
+        f"Participation, site by round. {sentences}",
         figure,
         ("client", "round", "state", "reason"),
         [
@@ -255,4 +259,4 @@ def participation_chart(runs: Sequence[Run]) -> Chart | None:
 def _state(part: Participation, name: str, round_: int) -> int:
     if (name, round_) in part.missing:
         return MISSING
-    return PRESENT if (name, round_) in part.asked else NOT_ASKED
+    return PRESENT if (name, round_) in part.sampled else NOT_ASKED

@@ -39,7 +39,7 @@ Matrices = dict[int, Floats]
 
 
 def cross_loss_chart(runs: Sequence[Run]) -> Chart | None:
-    """L_j(w_i): model of client i on the data of client j, for one seed of every method."""
+    """Draw L_j(w_i), model of client i on the data of client j, for one seed of every method."""
     frames, names = _collect(runs, "cross_loss")
     values = [matrix.ravel() for by_round in frames.values() for matrix in by_round.values()]
     finite = np.array([v for some in values for v in some[np.isfinite(some)]])
@@ -59,7 +59,7 @@ def cross_loss_chart(runs: Sequence[Run]) -> Chart | None:
 
 
 def cosine_chart(runs: Sequence[Run]) -> Chart | None:
-    """Cosine between the updates of every two clients, from the Gram matrix."""
+    """Draw the cosine between the updates of every two clients, from the Gram matrix."""
     frames, names = _collect(runs, "conflict")
     if not any(frames.values()):
         return None
@@ -78,22 +78,22 @@ def cosine_chart(runs: Sequence[Run]) -> Chart | None:
 def _collect(runs: Sequence[Run], kind: str) -> tuple[dict[str, Matrices], dict[str, list[str]]]:
     frames: dict[str, Matrices] = {}
     names: dict[str, list[str]] = {}
-    for label, own in by_label(runs).items():
-        run = longest_run(own)
-        shown = dict(list(run.client_names.items())[:MOST_CLIENTS])
+    for label, method_runs in by_label(runs).items():
+        run = longest_run(method_runs)
+        clients = dict(list(run.client_names.items())[:MOST_CLIENTS])
         made = (
-            {line["round"]: _cross(line, list(shown)) for line in run.cross_loss.lines}
+            {line["round"]: _cross(line, list(clients)) for line in run.cross_loss.lines}
             if kind == "cross_loss"
-            else {line["round"]: _cosines(line, list(shown.values())) for line in run.conflict.lines}
+            else {line["round"]: _cosines(line, list(clients.values())) for line in run.conflict.lines}
         )
-        found = {round_: matrix for round_, matrix in made.items() if matrix is not None}
-        if found:
-            frames[label], names[label] = found, list(shown.values())
+        matrices = {round_: matrix for round_, matrix in made.items() if matrix is not None}
+        if matrices:
+            frames[label], names[label] = matrices, list(clients.values())
     return _thin(frames), names
 
 
 def _thin(frames: dict[str, Matrices]) -> dict[str, Matrices]:
-    """Evenly spaced rounds, first and last among them, within the budget."""
+    """Choose evenly spaced rounds, with the first and the last, within the budget."""
     size = sum(next(iter(f.values())).size * 2 * 4 / 3 for f in frames.values())
     most = max(2, int(BUDGET / size)) if size else 0
     thinned = {}
@@ -104,39 +104,39 @@ def _thin(frames: dict[str, Matrices]) -> dict[str, Matrices]:
     return thinned
 
 
-def _cross(line: CrossLine, shown: list[int]) -> Floats | None:
-    """Row: data of client j. Column: model of client i, nan where it was not sampled."""
+def _cross(line: CrossLine, clients: list[int]) -> Floats | None:
+    """Read a matrix: rows are data of client j, columns models of client i, nan where it was not sampled."""
     sampled, matrix = line.get("sampled"), _matrix(line.get("cross_loss"))
     if matrix is None or not isinstance(sampled, list) or matrix.shape[1] != len(sampled):
         return None
-    return _placed(matrix, list(range(len(matrix))), sampled, shown)
+    return _placed(matrix, list(range(len(matrix))), sampled, clients)
 
 
-def _cosines(line: ConflictLine, shown: list[str]) -> Floats | None:
-    own, gram = line.get("gram_clients", line.get("clients")), _matrix(line.get("gram"))
-    if gram is None or not isinstance(own, list) or gram.shape != (len(own),) * 2:
+def _cosines(line: ConflictLine, clients: list[str]) -> Floats | None:
+    client_names, gram = line.get("gram_clients", line.get("clients")), _matrix(line.get("gram"))
+    if gram is None or not isinstance(client_names, list) or gram.shape != (len(client_names),) * 2:
         return None
     norms = np.sqrt(np.maximum(np.diagonal(gram), 0))
     with np.errstate(invalid="ignore", divide="ignore"):
         cosines = np.clip(gram / np.outer(norms, norms), -1, 1)
-    names = [clean(name) for name in own]
-    return _placed(cosines, names, names, shown)
+    names = [clean(name) for name in client_names]
+    return _placed(cosines, names, names, clients)
 
 
-def _placed(matrix: Floats, rows: list[Any], columns: list[Any], shown: list[Any]) -> Floats | None:
-    """The entries of those that are shown, in their order; nan where the matrix has none of theirs."""
-    full = np.full((len(shown),) * 2, np.nan)
-    (at, out), (side, to) = (_places(known, shown) for known in (rows, columns))
+def _placed(matrix: Floats, rows: list[Any], columns: list[Any], clients: list[Any]) -> Floats | None:
+    """Reorder a matrix by the displayed clients; nan where it has no entry of theirs."""
+    full = np.full((len(clients),) * 2, np.nan)
+    (at, out), (side, to) = (_places(present, clients) for present in (rows, columns))
     if not at or not side:
         return None
     full[np.ix_(out, to)] = matrix[np.ix_(at, side)]
     return full
 
 
-def _places(known: list[Any], shown: list[Any]) -> tuple[list[int], list[int]]:
-    """Where those that are shown stand in a matrix, and where among the shown."""
-    place = {str(one): k for k, one in enumerate(shown)}
-    pairs = [(k, place[str(one)]) for k, one in enumerate(known) if str(one) in place]
+def _places(present: list[Any], clients: list[Any]) -> tuple[list[int], list[int]]:
+    """Find the positions of the displayed clients in a matrix, and among the displayed ones."""
+    place = {str(client): k for k, client in enumerate(clients)}
+    pairs = [(k, place[str(client)]) for k, client in enumerate(present) if str(client) in place]
     return [k for k, _ in pairs], [k for _, k in pairs]
 
 
@@ -149,7 +149,7 @@ def _matrix(value: Any) -> Floats | None:
 
 
 def encode(frames: Matrices) -> str:
-    """All matrices one after another as little-endian half-precision numbers, in base64."""
+    """Encode all matrices one after another as little-endian half-precision numbers, in base64."""
     stacked = np.stack(list(frames.values()))
     return base64.b64encode(np.clip(stacked, -65504, 65504).astype("<f2").tobytes()).decode()
 
@@ -208,10 +208,10 @@ def _heat_chart(
 def _name_axes(ax: Any, clients: list[str], titles: tuple[str, str]) -> None:
     every = max(1, len(clients) // 25)
     ticks = np.arange(0, len(clients), every)
-    shown = [short(clients[k], 14) for k in ticks]
-    rotated = len(clients) > 6 or max(map(len, shown)) > 8
-    ax.set_xticks(ticks + 0.5, shown, rotation=90 if rotated else 0, fontsize=9.5)
-    ax.set_yticks(ticks + 0.5, shown, fontsize=9.5)
+    labels = [short(clients[k], 14) for k in ticks]
+    rotated = len(clients) > 6 or max(map(len, labels)) > 8
+    ax.set_xticks(ticks + 0.5, labels, rotation=90 if rotated else 0, fontsize=9.5)
+    ax.set_yticks(ticks + 0.5, labels, fontsize=9.5)
     ax.tick_params(length=0)
     ax.set_xlabel(titles[0], color=SECOND)
     ax.set_ylabel(titles[1], color=SECOND)
@@ -227,26 +227,28 @@ PANELS = 9
 
 def spectrum_chart(runs: Sequence[Run]) -> Chart | None:
     """Share of every axis in the last round, split by the clients that point along it or against it."""
-    last = {label: _last(longest_run(own)) for label, own in list(by_label(runs).items())[:PANELS]}
-    found = {label: line for label, line in last.items() if line is not None}
-    if not found:
+    last = {
+        label: _last(longest_run(method_runs)) for label, method_runs in list(by_label(runs).items())[:PANELS]
+    }
+    spectra = {label: line for label, line in last.items() if line is not None}
+    if not spectra:
         return None
-    columns = 1 if len(found) <= 4 else 2
-    rows = -(-len(found) // columns)
+    columns = 1 if len(spectra) <= 4 else 2
+    rows = -(-len(spectra) // columns)
     with drawing():
         figure = new_figure(560, 80 + 128 * rows)
         axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-        for ax, (label, line) in zip(axes, found.items(), strict=False):
+        for ax, (label, line) in zip(axes, spectra.items(), strict=False):
             _draw(ax, line)
             ax.set_title(f"{short(label)}, round {line['round']}")
-        axes[0].set_ylim(0, 1.25 * max(axis[0] for line in found.values() for axis in line["axes"]))
-        for ax in axes[len(found) :]:
+        axes[0].set_ylim(0, 1.25 * max(axis[0] for line in spectra.values() for axis in line["axes"]))
+        for ax in axes[len(spectra) :]:
             ax.set_visible(False)
         figure.supxlabel("principal axis", fontsize=11)
         figure.supylabel("share of energy (%)", fontsize=11)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=3)
         settle(figure)
-    first = {label: line["axes"][0] for label, line in found.items()}
+    first = {label: line["axes"][0] for label, line in spectra.items()}
     return Chart(
         "spectrum",
         "Principal spectrum with votes",
@@ -258,14 +260,14 @@ def spectrum_chart(runs: Sequence[Run]) -> Chart | None:
         ("method", "round", "axis", "energy_percent", "votes_for", "votes_against", "kept"),
         [
             (label, line["round"], k + 1, *axis, int(k < line["kept"]))
-            for label, line in found.items()
+            for label, line in spectra.items()
             for k, axis in enumerate(line["axes"])
         ],
     )
 
 
 def _last(run: Run) -> dict[str, Any] | None:
-    """Axes of the last round as (energy in percent, votes for, votes against)."""
+    """Read the axes of the last round as (energy in percent, votes for, votes against)."""
     for line in reversed(run.conflict.lines):
         values = [v for v in line.get("eigenvalues") or [] if isinstance(v, int | float)]
         total = sum(values)
@@ -278,7 +280,7 @@ def _last(run: Run) -> dict[str, Any] | None:
 
 
 def _draw(ax: Any, line: dict[str, Any]) -> None:
-    """Blue: the part of the bar that belongs to votes for, red: against, grey: an axis that is not used."""
+    """Draw bars: blue is the share of the votes for, red against, grey an axis that is not used."""
     for k, (energy, plus, minus) in enumerate(line["axes"]):
         votes = plus + minus
         share = energy * plus / votes if votes else 0.0
@@ -303,22 +305,22 @@ def _draw(ax: Any, line: dict[str, Any]) -> None:
 
 
 def measured_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | None:
-    """The chosen candidate of every round and its measured gain over the plain average."""
-    found: dict[str, list[tuple[int, TrialRecord]]] = {}
-    for label, own in by_label(runs).items():
-        lines = longest_run(own).conflict.lines
+    """Draw the chosen candidate of every round and its measured gain over the plain average."""
+    trials_by_method: dict[str, list[tuple[int, TrialRecord]]] = {}
+    for label, method_runs in by_label(runs).items():
+        lines = longest_run(method_runs).conflict.lines
         trials = [(line["round"], trial) for line in lines if (trial := line.get("trial"))]
         if trials:
-            found[label] = trials
-    if not found:
+            trials_by_method[label] = trials
+    if not trials_by_method:
         return None
-    order = sorted({_key(trial) for trials in found.values() for _, trial in trials})
+    order = sorted({_key(trial) for trials in trials_by_method.values() for _, trial in trials})
     with drawing():
         figure = new_figure(1140, 120 + max(160, 24 * len(order)))
         left, right = figure.subplots(1, 2)
-        for k, (label, trials) in enumerate(found.items()):
+        for k, (label, trials) in enumerate(trials_by_method.items()):
             rounds, look = [r for r, _ in trials], styles[label]
-            shift = 0.12 * (k - (len(found) - 1) / 2)
+            shift = 0.12 * (k - (len(trials_by_method) - 1) / 2)
             heights = [order.index(_key(trial)) + shift for _, trial in trials]
             (dots,) = left.plot(
                 rounds, heights, "o", color=look.colour, markersize=8, markeredgecolor=SURFACE
@@ -335,24 +337,24 @@ def measured_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | N
             ax.set_xlabel("round")
             ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         settle(figure)
-    said = [
+    sentences = [
         f"{label}: another step than the average in {sum(t['chosen'] != 0 for _, t in trials)} of "
         f"{len(trials)} rounds"
-        for label, trials in found.items()
+        for label, trials in trials_by_method.items()
     ]
     return Chart(
         "measured-steps",
         "Steps that the clients measured",
         "Lengths are multiples of the rule's own step. Where the plain average wins, nothing was gained.",
-        "; ".join(said) + ".",
+        "; ".join(sentences) + ".",
         figure,
         ("method", "round", "rule", "length", "gain", "fallback"),
         [
             (label, r, t["rules"][t["chosen"]], t["lengths"][t["chosen"]], t["gain"], t["fallback"])
-            for label, trials in found.items()
+            for label, trials in trials_by_method.items()
             for r, t in trials
         ],
-        legend=legend(found, styles),
+        legend=legend(trials_by_method, styles),
         wide=True,
     )
 

@@ -33,17 +33,17 @@ from fedld.tasks.measure import Measure
 
 
 def bands_of(runs: Sequence[Run], series: Callable[[Run], Mapping[int, float]]) -> dict[str, Band]:
-    """Mean and range of a number over the seeds of every method that has it."""
-    found = {}
-    for label, own in by_label(runs).items():
-        made = band([dict(series(run)) for run in own])
+    """Compute mean and range of a number over the seeds of every method that has it."""
+    bands = {}
+    for label, method_runs in by_label(runs).items():
+        made = band([dict(series(run)) for run in method_runs])
         if made is not None:
-            found[label] = made
-    return found
+            bands[label] = made
+    return bands
 
 
 def scores_of(measure: Measure) -> Callable[[Run], Mapping[int, float]]:
-    """A measure of the test set in every round, as it is shown; nan where it was not evaluated."""
+    """Make a reader of a measure of the test set in every round, scaled; nan where it was not evaluated."""
 
     def series(run: Run) -> Mapping[int, float]:
         scores = {line["round"]: float("nan") for line in run.rounds.lines} | run.scores(measure.name)
@@ -53,19 +53,19 @@ def scores_of(measure: Measure) -> Callable[[Run], Mapping[int, float]]:
 
 
 def column(key: RoundColumn) -> Callable[[Run], Mapping[int, float]]:
-    """A number of every round beside the measures."""
+    """Make a reader of a column of every round."""
     return lambda run: run.series(key)
 
 
 def curves(runs: Sequence[Run]) -> list[Measure]:
-    """The measures that have a value in some round, the first one first."""
+    """List the measures that have a value in some round, the first one first."""
     return [measure for measure in measures_of(runs).values() if bands_of(runs, scores_of(measure))]
 
 
 def measure_chart(
     runs: Sequence[Run], measure: Measure, styles: Mapping[str, Look], size: tuple[int, int] = (560, 300)
 ) -> Chart | None:
-    """One measure over rounds."""
+    """Draw one measure over rounds."""
     bands = bands_of(runs, scores_of(measure))
     title = measure.title[:1].upper() + measure.title[1:]
     return line_chart(measure.name, title, measure.unit, bands, styles, size) if bands else None
@@ -74,7 +74,7 @@ def measure_chart(
 def line_chart(
     key: str, name: str, unit: str, bands: dict[str, Band], styles: Mapping[str, Look], size: tuple[int, int]
 ) -> Chart:
-    """Lines over rounds with bands over seeds."""
+    """Draw lines over rounds with bands over seeds."""
     with drawing():
         figure = new_figure(*size)
         ax = figure.add_subplot()
@@ -96,7 +96,7 @@ def line_chart(
 
 
 def colours(styles: Mapping[str, Look]) -> dict[str, str]:
-    """CSS colour of every method."""
+    """Give the CSS colour of every method."""
     return {label: look.css for label, look in styles.items()}
 
 
@@ -111,7 +111,7 @@ STEP: tuple[RoundColumn, RoundColumn] = ("norm_ratio", "cosine_to_average")
 
 
 def step_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | None:
-    """Length of the server's step and its angle to the plain average: small or opposed means conflict."""
+    """Draw the step's length and its angle to the plain average: small or opposed steps mean conflict."""
     ratio, cosine = (bands_of(runs, column(key)) for key in STEP)
     if not ratio or not cosine:
         return None
@@ -151,12 +151,12 @@ def _merged(a: Band, b: Band | None) -> list[tuple[int, float, float | None]]:
 
 
 def traffic_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | None:
-    """The first measure against bytes sent: what a method's extra messages buy."""
+    """Draw the first measure against bytes sent."""
     measure = next(iter(measures_of(runs).values()))
     title = measure.title[:1].upper() + measure.title[1:]
     lines: dict[str, tuple[Floats, Floats]] = {}
-    for label, own in by_label(runs).items():
-        b, sent = bands_of(own, scores_of(measure)).get(label), _megabytes(longest_run(own))
+    for label, method_runs in by_label(runs).items():
+        b, sent = bands_of(method_runs, scores_of(measure)).get(label), _megabytes(longest_run(method_runs))
         if b is not None:
             lines[label] = (np.array([sent.get(int(r), np.nan) for r in b.x]), b.mean)
     if not lines:
@@ -187,20 +187,20 @@ def traffic_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | No
 
 
 def _megabytes(run: Run) -> dict[int, float]:
-    """MB sent until the end of every round."""
-    total, found = 0.0, {}
+    """Add up the MB sent until the end of every round."""
+    total, megabytes = 0.0, {}
     for line in run.rounds.lines:
         total += (number(line.get("bytes_up")) + number(line.get("bytes_down"))) / 1e6
-        found[line["round"]] = total
-    return found
+        megabytes[line["round"]] = total
+    return megabytes
 
 
 def difference_chart(comparison: Comparison, styles: Mapping[str, Look]) -> Chart | None:
-    """Forest plot: every method's paired difference to the baseline with its 95 % interval."""
+    """Draw a forest plot: every method's paired difference to the baseline with its 95 % interval."""
     tested = [(s, s.difference) for s in reversed(comparison.ranked) if s.difference is not None]
     if not tested:
         return None
-    shown = comparison.shown
+    measure = comparison.primary_measure
     with drawing():
         figure = new_figure(400, max(250, 70 + 30 * len(tested)))
         ax = figure.add_subplot()
@@ -216,11 +216,11 @@ def difference_chart(comparison: Comparison, styles: Mapping[str, Look]) -> Char
         ax.spines["left"].set_visible(False)
         ax.grid(axis="y", visible=False)
         ax.set_xlabel(
-            f"{shown.title} minus {short(comparison.baseline)}'s{' (points)' if shown.points else ''}"
+            f"{measure.title} minus {short(comparison.baseline)}'s{' (points)' if measure.points else ''}"
         )
         settle(figure)
-    said = [
-        f"{s.label} {signed(d.mean, shown.digits)}{shown.points}{_interval(d.interval, shown.digits)}"
+    sentences = [
+        f"{s.label} {signed(d.mean, measure.digits)}{measure.points}{_interval(d.interval, measure.digits)}"
         for s, d in reversed(tested)
     ]
     return Chart(
@@ -228,7 +228,7 @@ def difference_chart(comparison: Comparison, styles: Mapping[str, Look]) -> Char
         f"Difference to {comparison.baseline}",
         f"Dot: mean over paired {comparison.unit}s. Line: 95 % interval; where it crosses 0, chance may "
         "explain it.",
-        f"Paired difference of final {shown.title} to {comparison.baseline}: {'; '.join(said)}.",
+        f"Paired difference of final {measure.title} to {comparison.baseline}: {'; '.join(sentences)}.",
         figure,
         ("method", "seeds", "difference", "low", "high", "p_holm"),
         [
@@ -244,17 +244,17 @@ def _interval(interval: tuple[float, float] | None, digits: int) -> str:
     return f" (95 % interval {signed(interval[0], digits)} to {signed(interval[1], digits)})"
 
 
-def explanation_chart(winner: str, rival: str, found: Explanation) -> Chart:
-    """Difference of every loss term between the winner and its rival; they add up to the last bar."""
-    names = [*found.terms, "total"]
-    values = [*found.terms.values(), found.total]
+def explanation_chart(winner: str, rival: str, explanation: Explanation) -> Chart:
+    """Draw the difference of every loss term between winner and rival; they add up to the last bar."""
+    names = [*explanation.terms, "total"]
+    values = [*explanation.terms.values(), explanation.total]
     with drawing():
         figure = new_figure(400, 250)
         ax = figure.add_subplot()
-        colours = [*(TERM_COLOURS[t] for t in found.terms), INK]
+        colours = [*(TERM_COLOURS[t] for t in explanation.terms), INK]
         bars = ax.barh(range(4), values, color=colours, height=0.55)
         ax.bar_label(bars, [signed(v, 3) for v in values], padding=4, fontsize=10)
-        _error_bars(ax, found)
+        _error_bars(ax, explanation)
         ax.axvline(0, color=MUTED, linewidth=1)
         ax.set_yticks(range(4), ["local", "shift", "aggregation", "= global loss"])
         ax.invert_yaxis()
@@ -265,23 +265,23 @@ def explanation_chart(winner: str, rival: str, found: Explanation) -> Chart:
         ax.locator_params(axis="x", nbins=5)
         ax.set_xlabel(f"loss of {short(winner, 16)} minus {short(rival, 16)}")
         settle(figure)
-    said = ", ".join(f"{name} {signed(value, 4)}" for name, value in zip(names, values, strict=True))
+    summary = ", ".join(f"{name} {signed(value, 4)}" for name, value in zip(names, values, strict=True))
     return Chart(
         "explanation",
         "Which loss term explains it",
-        f"Eq. 2 after round {found.round}, mean over {found.seeds} paired {found.unit}(s); "
-        "left of 0 is better." + (" Thin lines: 95 % intervals." if found.seeds > 1 else ""),
-        f"Difference of the loss terms between {winner} and {rival}: {said}.",
+        f"Eq. 2 after round {explanation.round}, mean over {explanation.seeds} paired {explanation.unit}(s); "
+        "left of 0 is better." + (" Thin lines: 95 % intervals." if explanation.seeds > 1 else ""),
+        f"Difference of the loss terms between {winner} and {rival}: {summary}.",
         figure,
         ("term", "difference", "low", "high"),
         [
-            (name, value, *(found.intervals.get(name) or (None, None)))
+            (name, value, *(explanation.intervals.get(name) or (None, None)))
             for name, value in zip(names, values, strict=True)
         ],
     )
 
 
-def _error_bars(ax: Axes, found: Explanation) -> None:
-    for y, term in enumerate(found.terms):
-        if interval := found.intervals[term]:
+def _error_bars(ax: Axes, explanation: Explanation) -> None:
+    for y, term in enumerate(explanation.terms):
+        if interval := explanation.intervals[term]:
             ax.plot(interval, (y + 0.36, y + 0.36), color=MUTED, linewidth=1.5)

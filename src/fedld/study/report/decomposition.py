@@ -36,10 +36,10 @@ CSS = {"local": "var(--axis)", "shift": "var(--s7)", "aggregation": "var(--s4)",
 
 
 def terms_chart(runs: Sequence[Run]) -> Chart | None:
-    """Signed terms, stacked away from 0 on both sides; the line is their sum, the global loss."""
+    """Draw signed terms, stacked away from 0 on both sides; the line is their sum, the global loss."""
     keys: dict[str, RoundColumn] = {**TERMS, "global": "global_loss"}
-    found = {term: bands_of(runs, column(key)) for term, key in keys.items()}
-    labels = [label for label in found["global"] if all(label in found[term] for term in TERMS)][:PANELS]
+    bands = {term: bands_of(runs, column(key)) for term, key in keys.items()}
+    labels = [label for label in bands["global"] if all(label in bands[term] for term in TERMS)][:PANELS]
     if not labels:
         return None
     columns = min(COLUMNS, len(labels))
@@ -48,7 +48,7 @@ def terms_chart(runs: Sequence[Run]) -> Chart | None:
         figure = new_figure(1140 if columns > 1 else 560, 60 + 240 * rows)
         axes = np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)).ravel()
         for ax, label in zip(axes, labels, strict=False):
-            _stack(ax, {term: found[term][label] for term in found})
+            _stack(ax, {term: bands[term][label] for term in bands})
             ax.set_title(short(label))
         for ax in axes[len(labels) :]:
             ax.set_visible(False)
@@ -56,10 +56,10 @@ def terms_chart(runs: Sequence[Run]) -> Chart | None:
         figure.supylabel("loss", fontsize=11)
         settle(figure)
     hovers: list[Hover] = [
-        hover_of(ax, {t: (found[t][label].x, found[t][label].mean) for t in found}, CSS)
+        hover_of(ax, {t: (bands[t][label].x, bands[t][label].mean) for t in bands}, CSS)
         for ax, label in zip(axes, labels, strict=False)
     ]
-    last = [(label, {t: float(found[t][label].mean[-1]) for t in found}) for label in labels]
+    last = [(label, {t: float(bands[t][label].mean[-1]) for t in bands}) for label in labels]
     return Chart(
         "decomposition",
         "Loss decomposition over rounds",
@@ -73,9 +73,9 @@ def terms_chart(runs: Sequence[Run]) -> Chart | None:
         figure,
         ("method", "round", *TERMS, "global"),
         [
-            (label, int(r), *(float(found[t][label].mean[k]) for t in found))
+            (label, int(r), *(float(bands[t][label].mean[k]) for t in bands))
             for label in labels
-            for k, r in enumerate(found["global"][label].x)
+            for k, r in enumerate(bands["global"][label].x)
         ],
         hovers,
         [LegendKey(term, colour, f"part-term-{term}") for term, colour in CSS.items()],
@@ -84,7 +84,7 @@ def terms_chart(runs: Sequence[Run]) -> Chart | None:
 
 
 def _stack(ax: Axes, bands: dict[str, Band]) -> None:
-    """Positive parts upwards, negative parts downwards: a term may change sign between rounds."""
+    """Stack positive parts upwards and negative parts downwards: a term may change sign between rounds."""
     x = bands["global"].x
     above, below = np.zeros_like(x), np.zeros_like(x)
     for term in TERMS:
@@ -106,24 +106,26 @@ SHOWN = 16  # clients, those with the largest terms
 
 def contributions_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | None:
     """Shift of every client's model and what aggregation does to every client's data, one dot a method."""
-    found: dict[str, tuple[int, Floats, Floats]] = {}
-    for label, own in by_label(runs).items():
-        lines = longest_run(own).cross_loss.lines
+    terms_by_method: dict[str, tuple[int, Floats, Floats]] = {}
+    for label, method_runs in by_label(runs).items():
+        lines = longest_run(method_runs).cross_loss.lines
         decomposed = [(line, d) for line in lines if (d := decompose_line(line)) is not None]
         if decomposed:
             line, d = decomposed[-1]
             shift = np.full(len(line["clients"]), np.nan)
             shift[list(d.sampled)] = d.shift_by_model
-            found[label] = (line["round"], shift, d.aggregation_by_client)
-    if not found:
+            terms_by_method[label] = (line["round"], shift, d.aggregation_by_client)
+    if not terms_by_method:
         return None
     names = list(longest_run(runs).client_names.values())
-    order = _largest([np.abs(shift) + np.abs(merged) for _, shift, merged in found.values()], len(names))
+    order = _largest(
+        [np.abs(shift) + np.abs(merged) for _, shift, merged in terms_by_method.values()], len(names)
+    )
     with drawing():
         figure = new_figure(560, 90 + max(150, 26 * len(order)))
         axes = figure.subplots(1, 2, sharey=True)
         for ax, k, title in ((axes[0], 0, "Shift of its model"), (axes[1], 1, "Aggregation, its data")):
-            for label, values in found.items():
+            for label, values in terms_by_method.items():
                 terms = values[1:][k]
                 points = [terms[i] if i < len(terms) else np.nan for i in order]
                 (dots,) = ax.plot(
@@ -140,7 +142,7 @@ def contributions_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Char
         axes[0].invert_yaxis()
         figure.supxlabel("loss", fontsize=11)
         settle(figure)
-    first, (_, shift, merged) = next(iter(found.items()))
+    first, (_, shift, merged) = next(iter(terms_by_method.items()))
     return Chart(
         "contributions",
         "Which clients the terms come from",
@@ -153,15 +155,15 @@ def contributions_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Char
         ("method", "round", "client", "shift_of_model", "aggregation_on_data"),
         [
             (label, at, names[i], float(shift[i]), float(merged[i]))
-            for label, (at, shift, merged) in found.items()
+            for label, (at, shift, merged) in terms_by_method.items()
             for i in range(min(len(names), len(merged)))
         ],
-        legend=legend(found, styles),
+        legend=legend(terms_by_method, styles),
     )
 
 
 def _largest(sizes: Sequence[np.ndarray], count: int) -> list[int]:
-    """The clients with the largest terms under any method, in their own order."""
+    """Choose the clients with the largest terms under any method, in their own order."""
     padded = np.array([np.pad(s[:count], (0, count - len(s[:count]))) for s in sizes])
     weight = np.nan_to_num(padded, posinf=1e9).max(axis=0)
     return sorted(np.argsort(-weight, kind="stable")[:SHOWN].tolist())

@@ -26,7 +26,7 @@ from fedld.study.verdict import answers
 
 
 def render(study: StudyRecords, groups: list[Group], *, live: bool = False) -> str:
-    """The page of a study; a live one asks its own server for changes and for nothing else."""
+    """Render the page of a study; a live one asks only its own server for changes."""
     script = asset("page.js") + (asset("live.js") if live else "")
     return _template().render(
         study=study,
@@ -39,7 +39,7 @@ def render(study: StudyRecords, groups: list[Group], *, live: bool = False) -> s
 
 
 def _policy(script: str, live: bool) -> str:
-    """Only our own script runs, and nothing is fetched from anywhere."""
+    """Write the content policy: only our own script runs, and nothing is fetched from anywhere."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     connect = "'self'" if live else "'none'"
     return (
@@ -50,7 +50,7 @@ def _policy(script: str, live: bool) -> str:
 
 @cache
 def asset(name: str) -> str:
-    """A file beside this one."""
+    """Read a file of the page: script, style or template."""
     return (files("fedld.study.report") / "assets" / name).read_text(encoding="utf-8")
 
 
@@ -65,12 +65,12 @@ def _template() -> Template:
 
 
 def svg(chart: Chart, prefix: str) -> Markup:
-    """The drawing; matplotlib escapes every text in it, and the label is escaped here."""
+    """Draw a chart; matplotlib escapes every text in it, and the label is escaped here."""
     return Markup(chart.inline(prefix, str(escape(chart.summary))))
 
 
 def embed(chart: Chart) -> Markup:
-    """Data for the page's script. No '<' is left in it, so no name can close the element."""
+    """Encode data for the page's script. No '<' is left in it, so no name can close the element."""
     data: dict[str, Any] = {
         "name": chart.name,
         "title": chart.title,
@@ -84,7 +84,7 @@ def embed(chart: Chart) -> Markup:
 
 
 def _short(value: Any) -> Any:
-    """Six significant digits are enough for a page, and JSON knows no nan."""
+    """Round numbers to six significant digits; what is not finite becomes null, as JSON has no nan."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if abs(value) < float("inf") else None
     if isinstance(value, dict):
@@ -93,7 +93,7 @@ def _short(value: Any) -> Any:
 
 
 def kind(block: object) -> str:
-    """What a block is, for the template."""
+    """Name the kind of a block, for the template."""
     return {Chart: "chart", PageTable: "table", Missing: "missing"}.get(type(block), "other")
 
 
@@ -109,19 +109,19 @@ class LivePage:
         self._version, self._page = "", b""
 
     def version(self) -> str:
-        """Changes whenever a record has grown."""
+        """Compute a digest that changes whenever a record has grown."""
         digest = hashlib.sha256()
         for root in self._paths:
             for file in sorted(f for name in WATCHED for f in (root / name, *root.glob(f"runs/*/{name}"))):
                 try:
-                    facts = file.stat()
+                    status = file.stat()
                 except OSError:
                     continue
-                digest.update(f"{file}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+                digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
         return digest.hexdigest()[:16]
 
     def page(self) -> tuple[str, bytes]:
-        """Version and content; one request draws, the others wait for it."""
+        """Give version and content; one request draws, the others wait for it."""
         with self._lock:
             version = self.version()
             if version != self._version:
@@ -131,7 +131,7 @@ class LivePage:
 
 
 def make_server(paths: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
-    """A server on loopback, not started yet; port 0 takes a free one."""
+    """Make a server on loopback, not started yet; port 0 takes a free one."""
     read(paths)  # a directory without a run is told now, not in the browser
     live = LivePage(paths)
 

@@ -33,34 +33,36 @@ PANELS = 6
 
 
 def confusion_chart(runs: Sequence[Run]) -> Chart | None:
-    """Counts over the test set, added up over seeds; one panel per method."""
-    found: dict[str, Floats] = {}
-    for label, own in by_label(runs).items():
-        counts = [m for run in own if (m := confusion_of(run)) is not None]
+    """Draw counts over the test set, added up over seeds; one panel per method."""
+    matrices: dict[str, Floats] = {}
+    for label, method_runs in by_label(runs).items():
+        counts = [m for run in method_runs if (m := confusion_of(run)) is not None]
         if counts and len({m.shape for m in counts}) == 1:
-            found[label] = np.sum(counts, axis=0)
-    if not found:
+            matrices[label] = np.sum(counts, axis=0)
+    if not matrices:
         return None
-    classes = class_names(longest_run(runs), len(next(iter(found.values()))))
-    shown = dict(list(found.items())[:PANELS])
-    columns = min(2, len(shown))
-    rows = -(-len(shown) // columns)
+    classes = class_names(longest_run(runs), len(next(iter(matrices.values()))))
+    panels = dict(list(matrices.items())[:PANELS])
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
     with drawing():
         figure = new_figure(560, 40 + (260 if columns > 1 else 400) * rows)
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
-        for ax, (label, total) in zip(axes, shown.items(), strict=False):
+        for ax, (label, total) in zip(axes, panels.items(), strict=False):
             _cells(ax, total, classes)
             ax.set_title(short(label))
-        for ax in axes[len(shown) :]:
+        for ax in axes[len(panels) :]:
             ax.set_visible(False)
         settle(figure)
     data: list[tuple[DataCell, ...]] = [
         (label, classes[i], classes[j] if j < len(classes) else "not finite", int(counts[i, j]))
-        for label, counts in found.items()
+        for label, counts in matrices.items()
         for i in range(counts.shape[0])
         for j in range(counts.shape[1])
     ]
-    right = "; ".join(f"{k}: {100 * np.trace(m) / m.sum():.1f} % on the diagonal" for k, m in found.items())
+    right = "; ".join(
+        f"{k}: {100 * np.trace(m) / m.sum():.1f} % on the diagonal" for k, m in matrices.items()
+    )
     return Chart(
         "confusion",
         "Confusion matrix",
@@ -96,16 +98,16 @@ def _cells(ax: Any, counts: Floats, classes: list[str]) -> None:
 
 
 def calibration_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | None:
-    """Reliability diagram (Guo et al. 2017): accuracy against confidence, seeds pooled by count."""
-    found = {label: _calibration(own) for label, own in by_label(runs).items()}
-    found = {label: points for label, points in found.items() if points}
-    if not found:
+    """Draw a reliability diagram (Guo et al. 2017): accuracy against confidence, seeds pooled by count."""
+    points_by_method = {label: _calibration(method_runs) for label, method_runs in by_label(runs).items()}
+    points_by_method = {label: points for label, points in points_by_method.items() if points}
+    if not points_by_method:
         return None
     with drawing():
         figure = new_figure(560, 420)
         ax = figure.add_subplot()
         ax.plot((0, 100), (0, 100), color=MUTED, linewidth=1, zorder=0)
-        for label, points in found.items():
+        for label, points in points_by_method.items():
             x, y = ([100 * p[k] for p in points] for k in (0, 1))
             (line,) = ax.plot(x, y, **styles[label].plot | {"linewidth": 1})
             most = max(p[2] for p in points)
@@ -116,7 +118,9 @@ def calibration_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart 
                 part.set_gid(f"part-series-{styles[label].slot}")
         ax.set(xlabel="confidence (%)", ylabel="accuracy (%)", ylim=(0, 102))
         settle(figure)
-    error = {k: sum(n * abs(a - c) for c, a, n in p) / sum(n for *_, n in p) for k, p in found.items()}
+    error = {
+        k: sum(n * abs(a - c) for c, a, n in p) / sum(n for *_, n in p) for k, p in points_by_method.items()
+    }
     return Chart(
         "calibration",
         "Calibration",
@@ -125,13 +129,13 @@ def calibration_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart 
         "Expected calibration error: " + ", ".join(f"{k} {100 * e:.1f} %" for k, e in error.items()),
         figure,
         ("method", "confidence", "accuracy", "count"),
-        [(label, *point) for label, points in found.items() for point in points],
-        legend=legend(found, styles),
+        [(label, *point) for label, points in points_by_method.items() for point in points],
+        legend=legend(points_by_method, styles),
     )
 
 
 def _calibration(runs: Sequence[Run]) -> list[tuple[float, float, int]]:
-    """(confidence, accuracy, count) of every bin that holds a sample."""
+    """Pool (confidence, accuracy, count) of every bin that holds a sample."""
     bins: dict[int, list[tuple[float, float, int]]] = {}
     for run in runs:
         made = run.predictions.get("calibration") if run.predictions else None
@@ -176,16 +180,20 @@ def kaplan_meier(times: Floats, events: Floats) -> tuple[Floats, Floats]:
 
 
 def survival_chart(runs: Sequence[Run]) -> Chart | None:
-    """Kaplan-Meier curves of the test set in thirds by predicted risk: first seed, up to four methods."""
-    found = {label: columns for label, own in by_label(runs).items() if (columns := _columns(own, "time"))}
-    shown = dict(list(found.items())[:SURVIVAL_PANELS])
-    if not shown:
+    """Draw Kaplan-Meier curves of the test set in thirds by risk: first seed, up to four methods."""
+    columns_by_method = {
+        label: columns
+        for label, method_runs in by_label(runs).items()
+        if (columns := _columns(method_runs, "time"))
+    }
+    panels = dict(list(columns_by_method.items())[:SURVIVAL_PANELS])
+    if not panels:
         return None
     rows: list[tuple[DataCell, ...]] = []
     with drawing():
-        figure = new_figure(560, 60 + 230 * -(-len(shown) // 2))
-        grid = figure.subplots(-(-len(shown) // 2), min(2, len(shown)), squeeze=False).ravel()
-        for axes, (label, columns) in zip(grid, shown.items(), strict=False):
+        figure = new_figure(560, 60 + 230 * -(-len(panels) // 2))
+        grid = figure.subplots(-(-len(panels) // 2), min(2, len(panels)), squeeze=False).ravel()
+        for axes, (label, columns) in zip(grid, panels.items(), strict=False):
             thirds = _thirds(columns["predicted"])
             for k, (name, colour) in enumerate(zip(THIRDS, COLOURS, strict=True)):
                 x, y = kaplan_meier(columns["time"][thirds == k], columns["label"][thirds == k])
@@ -194,7 +202,7 @@ def survival_chart(runs: Sequence[Run]) -> Chart | None:
                 rows += [(label, name, float(a), float(b)) for a, b in zip(x, y, strict=True)]
             axes.set(title=short(label), xlabel="time", ylabel="share without event", ylim=(0, 1.02))
             axes.legend(frameon=False, fontsize=8)
-        for axes in grid[len(shown) :]:
+        for axes in grid[len(panels) :]:
             axes.set_visible(False)
         settle(figure)
     last = {(row[0], row[1]): row[3] for row in rows}
@@ -213,23 +221,23 @@ def survival_chart(runs: Sequence[Run]) -> Chart | None:
 
 
 def values_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | None:
-    """Mean observed against mean predicted value in ten bins of the predictions; all seeds together."""
-    found = {label: _bins(own) for label, own in by_label(runs).items()}
-    found = {label: points for label, points in found.items() if points}
-    if not found:
+    """Draw mean observed against mean predicted value in ten bins of the predictions; all seeds together."""
+    points_by_method = {label: _bins(method_runs) for label, method_runs in by_label(runs).items()}
+    points_by_method = {label: points for label, points in points_by_method.items() if points}
+    if not points_by_method:
         return None
     with drawing():
         figure = new_figure(560, 420)
         axes = figure.add_subplot()
-        ends = [value for points in found.values() for point in points for value in point[:2]]
+        ends = [value for points in points_by_method.values() for point in points for value in point[:2]]
         axes.plot((min(ends), max(ends)), (min(ends), max(ends)), color=MUTED, linewidth=1, zorder=0)
-        for label, points in found.items():
+        for label, points in points_by_method.items():
             predicted, observed = ([point[k] for point in points] for k in (0, 1))
             (line,) = axes.plot(predicted, observed, marker="o", **styles[label].plot | {"linewidth": 1})
             line.set_gid(f"part-series-{styles[label].slot}")
         axes.set(xlabel="predicted", ylabel="observed")
         settle(figure)
-    gaps = {label: max(abs(p - o) for p, o, _ in points) for label, points in found.items()}
+    gaps = {label: max(abs(p - o) for p, o, _ in points) for label, points in points_by_method.items()}
     return Chart(
         "calibration-values",
         "Calibration",
@@ -238,13 +246,13 @@ def values_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | Non
         "Largest gap of a bin: " + ", ".join(f"{label} {gap:.4g}" for label, gap in gaps.items()),
         figure,
         ("method", "predicted", "observed", "count"),
-        [(label, *point) for label, points in found.items() for point in points],
-        legend=legend(found, styles),
+        [(label, *point) for label, points in points_by_method.items() for point in points],
+        legend=legend(points_by_method, styles),
     )
 
 
 def _bins(runs: Sequence[Run]) -> list[tuple[float, float, int]]:
-    """Mean prediction, mean value and number of samples of every bin."""
+    """Compute mean prediction, mean value and number of samples of every bin."""
     parts = [columns for run in runs if (columns := _columns([run], "label"))]
     if not parts:
         return []
@@ -259,7 +267,7 @@ def _thirds(risks: Floats) -> NDArray[np.int64]:
 
 
 def _columns(runs: Sequence[Run], needed: str) -> dict[str, Floats]:
-    """Numbers of the first run's predictions.csv; none where it is missing or not finite."""
+    """Read numbers of the first run's predictions.csv; empty where it is missing or not finite."""
     file = Path(runs[0].path) / "predictions.csv"
     if not file.is_file():
         return {}

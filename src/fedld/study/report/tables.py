@@ -40,8 +40,8 @@ class PageTable:
 
 
 def comparison_table(comparison: Comparison, styles: Mapping[str, Look]) -> PageTable:
-    """Every method: the primary measure with its paired difference, then all other measures."""
-    fair, shown = fairness(comparison.runs), comparison.shown
+    """Tabulate every method: the primary measure with its paired difference, then all other measures."""
+    fair, primary = fairness(comparison.runs), comparison.primary_measure
     unranked = [s for s in comparison.standings if s not in comparison.ranked]
     others = [name for name in comparison.measures if name != comparison.primary]
     rows = []
@@ -51,21 +51,21 @@ def comparison_table(comparison: Comparison, styles: Mapping[str, Look]) -> Page
             [
                 TableCell(s.label, s.label, styles[s.label].css),
                 _measured(comparison, s, comparison.primary),
-                TableCell(signed(d.mean, shown.digits), d.mean) if d else TableCell("–"),
-                _interval(d.interval if d else None, shown.digits),
-                p_value(s.p_value, good=d is not None and d.mean * shown.sign > 0),
+                TableCell(signed(d.mean, primary.digits), d.mean) if d else TableCell("–"),
+                _interval(d.interval if d else None, primary.digits),
+                p_value(s.p_value, good=d is not None and d.mean * primary.sign > 0),
                 plain([d.effect_size] if d and d.effect_size is not None else [], 1),
                 *(_measured(comparison, s, name) for name in others),
-                mean_cell([fair[s.label]["gap"]] if s.label in fair else [], shown.digits),
-                mean_cell(list(s.personal.values()), shown.digits),
+                mean_cell([fair[s.label]["gap"]] if s.label in fair else [], primary.digits),
+                mean_cell(list(s.personal.values()), primary.digits),
                 TableCell(", ".join(s.never) or "–", tone="bad" if s.never else ""),
                 TableCell(str(len(s.seeds)), len(s.seeds)),
             ]
         )
-    heads = {name: f"{one.title} {one.unit}".strip() for name, one in comparison.measures.items()}
+    heads = {name: f"{measure.title} {measure.unit}".strip() for name, measure in comparison.measures.items()}
     columns = ["method", heads[comparison.primary], f"minus {comparison.baseline}", "95 % interval"]
     columns += ["p (Holm)", "effect", *(heads[name] for name in others), "client gap"]
-    columns += [f"personalised {shown.unit}".strip()]
+    columns += [f"personalised {primary.unit}".strip()]
     columns += ["never predicted", f"{comparison.unit}s"]
     note = (
         f"Mean ± standard deviation over {comparison.unit}s, global model, last round. The interval is each "
@@ -94,19 +94,19 @@ def _drop_empty(table: PageTable) -> PageTable:
 
 
 def mean_cell(values: Sequence[float], digits: int) -> TableCell:
-    """Mean ± spread with some digits."""
+    """Format mean ± spread with some digits."""
     if not values:
         return TableCell("–")
     return TableCell(spread(values, digits), fmean(values))
 
 
 def plain(values: Sequence[float], digits: int) -> TableCell:
-    """Mean with some digits."""
+    """Format a mean with some digits."""
     return TableCell(f"{fmean(values):.{digits}f}", fmean(values)) if values else TableCell("–")
 
 
 def p_value(p: float | None, *, good: bool) -> TableCell:
-    """A p value; below 5 % in the tone of its difference, for better or worse."""
+    """Format a p value; below 5 % in the tone of its difference, for better or worse."""
     if p is None:
         return TableCell("–")
     tone = ("good" if good else "bad") if p < 0.05 else ""
@@ -114,11 +114,15 @@ def p_value(p: float | None, *, good: bool) -> TableCell:
 
 
 def cost_table(runs: Sequence[Run]) -> PageTable:
-    """Traffic and time of every method, mean over seeds."""
+    """Tabulate traffic and time of every method, mean over seeds."""
     rows = []
-    for label, own in by_label(runs).items():
-        up, down, seconds = _sums(own, "bytes_up"), _sums(own, "bytes_down"), _sums(own, "seconds")
-        rounds = fmean(len(run.rounds.lines) for run in own)
+    for label, method_runs in by_label(runs).items():
+        up, down, seconds = (
+            _sums(method_runs, "bytes_up"),
+            _sums(method_runs, "bytes_down"),
+            _sums(method_runs, "seconds"),
+        )
+        rounds = fmean(len(run.rounds.lines) for run in method_runs)
         if not rounds:
             continue
         rows.append(
@@ -136,7 +140,7 @@ def cost_table(runs: Sequence[Run]) -> PageTable:
 
 
 def target_table(comparison: Comparison) -> PageTable | None:
-    """Rounds, traffic and time of every method until it stays at the target accuracy; None without one."""
+    """Tabulate rounds, traffic and time until each method stays at the target accuracy; None without one."""
     if comparison.level is None:
         return None
     rows = []
@@ -161,14 +165,14 @@ def _sums(runs: Sequence[Run], key: RoundColumn) -> list[float]:
 
 
 def sites_table(runs: Sequence[Run]) -> PageTable | None:
-    """The final models on every site's own test pictures, of one run per method; None if nobody has any."""
+    """Tabulate the final models on every site's own test pictures, one run per method; None without any."""
     rows = []
-    for label, own in by_label(runs).items():
-        run = longest_run(own)
+    for label, method_runs in by_label(runs).items():
+        run = longest_run(method_runs)
         for name, models in measured_at_sites(run.summary).items() if run.summary else ():
-            for which, one in models.items():
-                numbers = [TableCell(str(e), e.value) for e in one.estimates]
-                count = TableCell(str(one.pictures), one.pictures)
+            for which, result in models.items():
+                numbers = [TableCell(str(e), e.value) for e in result.estimates]
+                count = TableCell(str(result.pictures), result.pictures)
                 words = (label, str(run.seed), clean(name), which)
                 rows.append([*(TableCell(word, word) for word in words), count, *numbers])
     if not rows:
@@ -183,16 +187,16 @@ def sites_table(runs: Sequence[Run]) -> PageTable | None:
 
 
 def settings_table(runs: Sequence[Run]) -> PageTable:
-    """Settings of every method; those that are equal for all are shown once."""
+    """Tabulate the settings of every method; those that are equal for all appear once."""
     grouped = by_label(runs)
-    flat = {label: flatten(longest_run(own).config) for label, own in grouped.items()}
+    flat = {label: flatten(longest_run(method_runs).config) for label, method_runs in grouped.items()}
     keys = dict.fromkeys(key for settings in flat.values() for key in settings if key not in ("seed", "fold"))
     rows = []
     for key in keys:
         values = {label: settings.get(key, "–") for label, settings in flat.items()}
         equal = len(set(values.values())) == 1
-        shown = next(iter(values.values())) if equal else "; ".join(f"{k}: {v}" for k, v in values.items())
-        rows.append([TableCell(key, key), TableCell(shown, shown), TableCell("all" if equal else "differs")])
+        text = next(iter(values.values())) if equal else "; ".join(f"{k}: {v}" for k, v in values.items())
+        rows.append([TableCell(key, key), TableCell(text, text), TableCell("all" if equal else "differs")])
     seeds = sorted({run.seed for run in runs})
     rows.append([TableCell("seed", "seed"), TableCell(", ".join(map(str, seeds))), TableCell("")])
     return PageTable(
@@ -206,17 +210,17 @@ def settings_table(runs: Sequence[Run]) -> PageTable:
 
 
 def environment_table(runs: Sequence[Run]) -> PageTable:
-    """Software and machine of the finished runs, as far as they were recorded."""
-    facts: dict[str, dict[str, None]] = {}
+    """Tabulate software and machine of the finished runs, as far as they were recorded."""
+    values_by_name: dict[str, dict[str, None]] = {}
     for run in runs:
-        own: dict[str, object] = {}
+        environment: dict[str, object] = {}
         if run.summary is not None:
-            own = {"fedld": run.summary.get("version"), "parameters": run.summary.get("parameters")}
-        own |= run.environment or {}
-        for key, value in own.items():
+            environment = {"fedld": run.summary.get("version"), "parameters": run.summary.get("parameters")}
+        environment |= run.environment or {}
+        for key, value in environment.items():
             if value is not None:
-                facts.setdefault(key, {})[clean(value)] = None
-    rows = [[TableCell(key, key), TableCell("; ".join(values))] for key, values in facts.items()]
+                values_by_name.setdefault(key, {})[clean(value)] = None
+    rows = [[TableCell(key, key), TableCell("; ".join(values))] for key, values in values_by_name.items()]
     return PageTable(
         "environment", "Environment", "Where the runs were made.", ["fact", "value"], rows, wide=False
     )
