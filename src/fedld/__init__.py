@@ -82,7 +82,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Public names on first use, so that `import fedld` stays light."""
+    """Load public names on first use, so that `import fedld` stays light."""
     for module, names in PLACES.items():
         if name in names:
             return getattr(import_module(module), name)

@@ -213,7 +213,7 @@ def compare(
 
 
 def _key(cell: Cell) -> tuple[str, int] | tuple[str, int, int]:
-    """How a run of a study is found: by method and seed, in a cross-validation also by fold."""
+    """Give the key of a study's run: method and seed, in a cross-validation also fold."""
     experiment = cell.experiment
     if experiment.fold is None:
         return cell.label, experiment.seed
@@ -432,7 +432,7 @@ def _path_of(subject: Result | Study | str | Path) -> Path:
 
 
 def _settings(federation: Data, parts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of a call, in the words of an experiment."""
+    """Collect all settings of a call, in the words of an experiment."""
     for key in settings:
         if key in parts or key == "dataset":
             raise FedLDError(f"'{key}' is given twice")
@@ -441,7 +441,7 @@ def _settings(federation: Data, parts: Mapping[str, Any], settings: Mapping[str,
 
 
 def _own_data(federation: Data, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A federation that is used as it is, although settings could make it again.
+    """Use a federation as it is, although settings could make it again.
 
     Settings of the call that change the data ask for another federation, which is then loaded.
     """
@@ -451,7 +451,7 @@ def _own_data(federation: Data, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _data_settings(federation: Data) -> dict[str, Any]:
-    """What stands for the data: settings from which it can be made again, or else the value itself."""
+    """Give settings from which the data can be made again, or else the value itself."""
     if isinstance(federation, str):
         return {"dataset": federation}
     if isinstance(federation, Mapping):
@@ -482,7 +482,7 @@ def _folder(out: str | Path | None) -> Iterator[tuple[Path, TemporaryDirectory[s
 
 @contextmanager
 def _watched(total: int, label: str, progress: bool | None) -> Iterator[Progress]:
-    """A progress bar, where somebody looks."""
+    """Show a progress bar on a terminal or in a notebook."""
     if progress if progress is not None else (console.is_terminal or console.is_jupyter):
         with RunBars(total, label) as bars:
             yield bars

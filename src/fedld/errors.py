@@ -21,7 +21,7 @@ class Interrupted(FedLDError):  # noqa: N818 (not an error of anybody's)
 
 
 def printable(text: str, longest: int = 500) -> str:
-    """Somebody else's text for terminals and files: cut, and without characters that do something.
+    """Make a peer's text safe for terminals and files: shortened, without control characters.
 
     >>> printable("red \\x1b[31m\\nalert" + "!" * 20, 18)
     'red \\\\x1b[31m\\\\naler...'
@@ -40,7 +40,7 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> FedLDError:
 
 
 def nearest(name: str, valid: list[str]) -> str:
-    """Sentence part that offers the nearest valid name.
+    """Suggest the nearest valid name, as part of a sentence.
 
     >>> nearest("fedpox", ["fedavg", "fedprox"])
     "did you mean 'fedprox'?"

@@ -38,7 +38,7 @@ class MarginControl(nn.Module):
         self.objective = configure(OBJECTIVES.find(name), options, f"objective {name}")
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Mean loss of a batch."""
+        """Compute the mean loss of a batch."""
         return self.objective(logits, labels)
 
 
@@ -67,14 +67,14 @@ class PrincipalStrategy(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """FedAvg's; the global arrays are remembered, because updates are differences from them."""
+        """Configure as FedAvg, and remember the global arrays: updates are differences from them."""
         self._before = _tensors(arrays)
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The rule on the updates of the parameters; statistics of BatchNorm are averaged."""
+        """Apply the rule to the updates of the parameters; statistics of BatchNorm are averaged."""
         sound, _ = self._check_and_log_replies(replies, is_train=True)
         contents = [message.content for message in sound]
         names = [_name(message) for message in sound]
@@ -92,7 +92,7 @@ class PrincipalStrategy(FedAvg):
         return float(next(iter(content.metric_records.values()))[self.weighted_by_key])  # type: ignore[arg-type]
 
     def _combine(self, states: list[Tree], sizes: list[float], names: list[str]) -> tuple[Tree, Report]:
-        """New global arrays: parameters moved by the aggregate, the rest averaged over the same clients."""
+        """Move parameters by the aggregate, and average the rest over the same clients."""
         if states[0].keys() != self._before.keys():
             raise FedLDError("the clients' arrays have other names than those they were sent")
         parameters = [key for key, value in self._before.items() if _is_parameter(key, value)]
@@ -125,7 +125,7 @@ def _is_parameter(key: str, value: Tensor) -> bool:
 
 
 def _refused(states: list[Tree], names: list[str]) -> dict[str, str]:
-    """Sites whose BatchNorm statistics cannot be used, and why."""
+    """List sites with unusable BatchNorm statistics, and the reasons."""
     refused = {}
     for name, state in zip(names, states, strict=True):
         for key in state:
@@ -135,7 +135,7 @@ def _refused(states: list[Tree], names: list[str]) -> dict[str, str]:
 
 
 def _lines(round_: int, report: Report, sizes: dict[str, float]) -> list[dict[str, Any]]:
-    """One line a client: its size, the length of its update, and its angle to the aggregate."""
+    """Write one line per client: its size, the length of its update, and its angle to the aggregate."""
     values = zip(report.clients, report.norms, report.cosines, strict=True)
     lines: list[dict[str, Any]] = [
         {

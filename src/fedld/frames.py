@@ -45,7 +45,7 @@ class Frames:
     cosines: "pl.DataFrame"
 
     def write(self, folder: Path, format: str = "parquet") -> list[Path]:
-        """One file per table; returns the paths."""
+        """Write one file per table; returns the paths."""
         if format not in FORMATS:
             raise unknown_name("format", format, FORMATS)
         written = []

@@ -24,7 +24,7 @@ Tree = dict[str, Tensor]
 
 
 def tree_bytes(tree: Tree) -> int:
-    """Give bytes of all tensors of a message."""
+    """Count the bytes of all tensors of a message."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tree.values())
 
 
@@ -47,7 +47,7 @@ class Entry:
         return torch.Size(self.shape).numel()
 
     def view(self, vector: Tensor) -> Tensor:
-        """Give the entry as a tensor of its own shape that shares memory with `vector`."""
+        """View the entry as a tensor of its own shape that shares memory with `vector`."""
         flat = vector[self.start : self.start + self.size]
         if len(self.shape) == 4:
             out, inner, height, width = self.shape
@@ -103,11 +103,11 @@ class Layout:
         return tuple((e.name, e.size) for e in self.entries if e.kind == "parameter" and not e.private)
 
     def views(self, vector: Tensor) -> Tree:
-        """Give every entry by name, sharing memory with `vector`."""
+        """View every entry by name, sharing memory with `vector`."""
         return {entry.name: entry.view(vector) for entry in self.entries}
 
     def flatten(self, model: nn.Module) -> Tensor:
-        """Give the model's parameters and buffers as a new vector."""
+        """Copy the model's parameters and buffers into a new vector."""
         dtype = next(model.parameters()).dtype
         vector = torch.zeros(self.size, dtype=dtype)
         tensors = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -116,14 +116,14 @@ class Layout:
         return vector
 
     def export(self, vector: Tensor) -> Tree:
-        """Export ordinary contiguous tensors under their names, as in a state dict; counters are integers."""
+        """Copy entries to ordinary contiguous tensors by name, as in a state dict; counters are integers."""
         return {
             e.name: (e.view(vector).round().long() if e.kind == "counter" else e.view(vector)).contiguous()
             for e in self.entries
         }
 
     def update(self, after: Tensor, before: Tensor) -> Tensor:
-        """Compute what training changed: differences of the parameters, and the new values of the buffers."""
+        """Compute the update: differences of the parameters, and the new values of the buffers."""
         update = after - before
         update[self.trainable :] = after[self.trainable :]
         return update
@@ -134,7 +134,7 @@ class Layout:
         self.shared_buffers(vector).copy_(self.shared_buffers(update))
 
     def shared_part(self, vector: Tensor) -> Tensor:
-        """Copy the numbers of `vector` that travel: the shared parameters, then the shared buffers."""
+        """Copy the shared numbers of `vector`: the shared parameters, then the shared buffers."""
         return torch.cat([self.shared_parameters(vector), self.shared_buffers(vector)])
 
     def set_shared(self, vector: Tensor, part: Tensor) -> None:
@@ -143,19 +143,19 @@ class Layout:
         self.shared_buffers(vector).copy_(part[self.shared :])
 
     def shared_parameters(self, vectors: Tensor) -> Tensor:
-        """Give the shared parameters in a vector, or in every row of a matrix; a view."""
+        """View the shared parameters in a vector, or in every row of a matrix."""
         return vectors[..., : self.shared]
 
     def shared_buffers(self, vectors: Tensor) -> Tensor:
-        """Give the shared buffers in a vector, or in every row of a matrix; a view."""
+        """View the shared buffers in a vector, or in every row of a matrix."""
         return vectors[..., self.trainable : self.shared_end]
 
     def private_parameters(self, vector: Tensor) -> Tensor:
-        """Give the private parameters in `vector`, a view."""
+        """View the private parameters in `vector`."""
         return vector[self.shared : self.trainable]
 
     def private_part(self, vector: Tensor) -> Tensor:
-        """Give the private numbers of `vector`, a copy."""
+        """Copy the private numbers of `vector`."""
         return torch.cat([self.private_parameters(vector), self.private_buffers(vector)])
 
     def set_private(self, vector: Tensor, part: Tensor) -> None:
@@ -165,11 +165,11 @@ class Layout:
         self.private_buffers(vector).copy_(part[cut:])
 
     def private_buffers(self, vector: Tensor) -> Tensor:
-        """Give the private buffers in `vector`, a view."""
+        """View the private buffers in `vector`."""
         return vector[self.shared_end :]
 
     def count_batches(self, mean: Tensor, values: Tensor, *, private: bool = False) -> Tensor:
-        """Give the mean (b,) of the clients' shared (or private) ones (m, b), with counters at their maximum.
+        """Average the clients' shared (or private) buffers (m, b), with counters at their maximum.
 
         A truncated mean of `num_batches_tracked` is meaningless, and wrong BatchNorm statistics are the
         field's most reported bug, so the rule is explicit.
@@ -210,7 +210,7 @@ class FlatModel:
 
     @contextmanager
     def holding(self, vector: Tensor) -> Iterator[None]:
-        """Give the network other numbers for a moment; a pass already made can still be differentiated.
+        """Use other numbers in the network for a moment; a pass already made can still be differentiated.
 
         Other tensors take the parameters' places, as autocast would otherwise use its copies of the old ones.
         """

@@ -8,7 +8,7 @@ from fedld.errors import FedLDError
 
 
 def user_path(typed: str | Path) -> Path:
-    """The path, `~` expanded; what can be no path is said in a sentence.
+    """Expand `~` in a path; an invalid path raises an error.
 
     >>> user_path("a\\0b")
     Traceback (most recent call last):
@@ -39,7 +39,7 @@ def make_folder(folder: Path) -> None:
 
 
 def absolute(typed: str) -> str:
-    """The same path from the root, `~` left for whoever opens it; nothing for nothing.
+    """Make a path absolute, with `~` kept for the reader; empty stays empty.
 
     >>> absolute("/data"), absolute("~/data"), absolute("")
     ('/data', '~/data', '')
@@ -48,13 +48,13 @@ def absolute(typed: str) -> str:
 
 
 def require_regular(path: Path) -> None:
-    """OSError if something is there that is no file: a pipe never ends, and a device is never done."""
+    """Raise OSError unless a path is a plain file: a pipe or a device never ends."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 def cache_root(cache: Path | None = None) -> Path:
-    """`cache`, else $FEDLD_CACHE, else ~/.cache/fedld; created if absent."""
+    """Choose `cache`, else $FEDLD_CACHE, else ~/.cache/fedld; created if absent."""
     root = cache or Path(os.environ.get("FEDLD_CACHE") or Path.home() / ".cache" / "fedld")
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -66,5 +66,5 @@ def cache_root(cache: Path | None = None) -> Path:
 
 
 def cache_size() -> int:
-    """Bytes of all files in the cache."""
+    """Count the bytes of all files in the cache."""
     return sum(path.stat().st_size for path in cache_root().rglob("*") if path.is_file())

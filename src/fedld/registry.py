@@ -215,7 +215,7 @@ def configure(value: Value, options: Mapping[str, Any], what: str) -> Value:
 
 
 def options_of(value: Any) -> dict[str, Any]:
-    """The plain options of a value: what a configuration file may set."""
+    """List the plain options of a value: what a configuration file may set."""
     return {k: v for k, v in _plain(value).items() if isinstance(v, int | float | str | None)}
 
 
@@ -224,7 +224,7 @@ def _plain(value: Any) -> dict[str, Any]:
 
 
 def first_problem(error: ValidationError | ValueError) -> str:
-    """The first problem of a validation error as one sentence."""
+    """Describe the first problem of a validation error in one sentence."""
     if not isinstance(error, ValidationError):
         return str(error)
     problem = error.errors()[0]
@@ -239,7 +239,7 @@ IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def is_import_path(name: str) -> bool:
-    """Whether a name has the form `module:attribute`.
+    """Tell whether a name has the form `module:attribute`.
 
     >>> is_import_path("my_nets:make_net"), is_import_path("cnn"), is_import_path("npz:/data/x.npz")
     (True, False, False)
@@ -248,7 +248,7 @@ def is_import_path(name: str) -> bool:
 
 
 def import_value(path: str, what: str) -> Any:
-    """The value at an import path; call it only for a path that the user typed."""
+    """Import the value at an import path; call it only for a path that the user typed."""
     module, _, attribute = path.partition(":")
     try:
         value = import_module(module)
@@ -262,7 +262,7 @@ def import_value(path: str, what: str) -> Any:
 
 
 def name_of(value: Any) -> str:
-    """Where a value, or else its type, is defined: `module:name`.
+    """Name the place where a value, or else its type, is defined: `module:name`.
 
     >>> name_of(configure), name_of(FedLDError("x"))
     ('fedld.registry:configure', 'fedld.errors:FedLDError')

@@ -225,7 +225,7 @@ class Study:
 
 
 def _numbers(standing: Standing) -> dict[str, Any]:
-    """A method's row of the table."""
+    """Format a method's row of the table."""
     row: dict[str, Any] = {"method": standing.label}
     row["folds" if standing.folds else "seeds"] = len(standing.seeds)
     for name, by_seed in standing.values.items():

@@ -72,7 +72,7 @@ class Decomposition:
         return _argmax(self.aggregation_by_client)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers for a record; None where not finite."""
+        """Give plain numbers for a record; None where not finite."""
         return {
             **{term: _number(getattr(self, term)) for term in TERMS},
             "identity_error": _number(self.identity_error),
@@ -162,7 +162,7 @@ def decompose_line(line: CrossLine) -> Decomposition | None:
 
 
 def _weighted(weights: Floats, values: Floats, axis: int) -> Floats:
-    """Weighted sum that skips weight 0, where values may be nan."""
+    """Add up weighted values, skipping weight 0, where values may be nan."""
     keep = weights > 0
     return np.asarray(np.tensordot(weights[keep], values[keep], axes=(0, axis)))
 
@@ -174,7 +174,7 @@ def _sum(weights: Floats, values: Floats) -> float:
 def _standard_error(
     cross: ArrayLike | None, whole: ArrayLike | None, p: Floats, q: Floats, index: NDArray[np.int64]
 ) -> dict[str, float] | None:
-    """Upper bounds of the terms' standard errors.
+    """Bound the terms' standard errors from above.
 
     All models are evaluated on the same samples of client j, so errors inside a row are correlated in a way
     that single entries do not tell: they add up linearly (the worst case), independent clients in squares.

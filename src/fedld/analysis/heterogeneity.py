@@ -30,7 +30,7 @@ class LabelMeasures:
 
 
 def label_measures(counts: ArrayLike) -> LabelMeasures:
-    """Measures of a (clients, classes) matrix of label counts.
+    """Compute measures of a (clients, classes) matrix of label counts.
 
     >>> measures = label_measures([[50, 0], [0, 50]])
     >>> measures.jensen_shannon[0, 1], measures.hellinger[0, 1], measures.effective_classes.tolist()
@@ -60,7 +60,7 @@ def label_measures(counts: ArrayLike) -> LabelMeasures:
 def image_features(
     images: NDArray[np.uint8], labels: ArrayLike, clients: Sequence[NDArray[np.int64]], most: int = 300
 ) -> tuple[Floats, Floats]:
-    """Mean features and spreads of every client's images, before any network has seen them.
+    """Compute mean features and spreads of every client's images, without a network.
 
     A feature is the mean or the spread of a colour channel, in standard deviations over all images, after the
     mean of its class is subtracted, so that clients with other labels do not count as other cameras. Of a
@@ -85,14 +85,14 @@ def image_features(
 
 
 def _columns(values: Floats) -> Floats:
-    """The columns of a table, missing numbers as the mean of those that are known."""
+    """Select the columns of a table, missing numbers replaced by the mean of the others."""
     present = np.isfinite(values)
     means = np.where(present, values, 0).sum(0) / np.maximum(present.sum(0), 1)
     return np.where(present, values, means)
 
 
 def feature_distances(means: ArrayLike, spreads: ArrayLike) -> Floats:
-    """(m, m) distances between clients' mean features (m, F), in units of the spread inside clients.
+    """Compute (m, m) distances between clients' mean features (m, F), in units of the spread inside clients.
 
     spreads[i] is the root mean square distance of client i's samples from its own mean.
     """
@@ -106,12 +106,12 @@ def feature_distances(means: ArrayLike, spreads: ArrayLike) -> Floats:
 
 
 def feature_shift(distances: Floats, sizes: ArrayLike) -> float:
-    """Root mean square of `feature_distances` beyond what finite samples show by chance."""
+    """Compute the root mean square of `feature_distances` beyond what finite samples show by chance."""
     return _beyond_chance(distances**2, np.ones_like(distances), np.asarray(sizes, dtype=np.float64))
 
 
 def _beyond_chance(squares: Floats, chance: Floats, sizes: Floats) -> float:
-    """Root of the mean over pairs, weighted n_i n_j, of squares minus chance * (1/n_i + 1/n_j)."""
+    """Take the root of the mean over pairs, weighted n_i n_j, of squares minus chance * (1/n_i + 1/n_j)."""
     first, second = np.triu_indices(len(sizes), 1)
     keep = (sizes[first] > 0) & (sizes[second] > 0)
     first, second = first[keep], second[keep]
@@ -123,7 +123,7 @@ def _beyond_chance(squares: Floats, chance: Floats, sizes: Floats) -> float:
 
 
 def _g_test(N: Floats) -> float:
-    """p value that all clients draw from one distribution: G = 2 sum N log(N / expected) is chi squared."""
+    """Compute the p value that all clients draw from one distribution: G = 2 sum N log(N / expected)."""
     N = N[N.sum(axis=1) > 0][:, N.sum(axis=0) > 0]
     freedom = (N.shape[0] - 1) * (N.shape[1] - 1)
     expected = np.outer(N.sum(axis=1), N.sum(axis=0)) / N.sum()

@@ -40,7 +40,7 @@ class Estimate:
 
 
 def accuracy_interval(right: ArrayLike, groups: Groups = None, confidence: float = 0.95) -> Estimate:
-    """Wilson's score interval (1927) of the share of right answers.
+    """Compute Wilson's score interval (1927) of the share of right answers.
 
     All p with |share - p| <= z sqrt(p (1 - p) / n). A percentile bootstrap of n right answers out of n is
     the single point 1, however small n is; this is not. With patients n is the effective number of pictures,
@@ -100,7 +100,7 @@ def mean_interval(values: ArrayLike, groups: Groups = None, confidence: float = 
 def auroc_interval(
     scores: ArrayLike, labels: ArrayLike, groups: Groups = None, confidence: float = 0.95
 ) -> Estimate:
-    """Area under the ROC curve, mean over the classes that occur of each against the rest; DeLong's interval.
+    """Average the AUROC of each class that occurs against the rest, with DeLong's interval.
 
     `scores` are (N, C). With the placements V_i = share of negatives below positive i, and V_j likewise for
     negative j, DeLong et al. (1988) have Var A = sum_i (V_i - A)^2 / m (m-1) + sum_j (V_j - A)^2 / n (n-1).
@@ -127,7 +127,7 @@ def auroc_interval(
 
 
 def _influence(scores: Floats, positive: Bools) -> tuple[float, Floats]:
-    """Area of a class against the rest, and each picture's influence; nan where there is only one picture."""
+    """Compute a class's AUROC against the rest, and each picture's influence; nan with only one picture."""
     below, above = np.sort(scores[~positive]), np.sort(scores[positive])
     m, n = len(above), len(below)
     placed = np.empty(len(scores))
@@ -182,7 +182,7 @@ def sensitivity_interval(
 
 
 def _sensitivity(scores: Floats, positive: Bools, times: Floats, specificity: float) -> Floats:
-    """For each row of `times` (how often a picture counts), of pictures in the order of their scores."""
+    """Compute the sensitivity for each row of `times`, how often a picture counts, in order of scores."""
     below = np.cumsum(times * ~positive, axis=1)
     threshold = _threshold(scores, below, specificity)
     caught = (times * (positive & (scores > threshold[:, None]))).sum(1)
@@ -193,7 +193,7 @@ def _sensitivity(scores: Floats, positive: Bools, times: Floats, specificity: fl
 
 
 def _threshold(scores: Floats, below: NDArray[Any], specificity: float) -> Floats:
-    """The lowest score that enough negatives are at or below; `below` counts them in the order of scores."""
+    """Find the lowest score that enough negatives are at or below; `below` counts them in order of scores."""
     needed = specificity * below[:, -1] - 1e-9
     lowest: Floats = scores[np.argmax(below >= needed[:, None], axis=1)]
     return lowest

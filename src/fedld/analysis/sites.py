@@ -32,7 +32,7 @@ class SiteResult:
     sensitivity: Estimate
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Give plain data."""
         return asdict(self)
 
     @property
@@ -49,7 +49,7 @@ def site_result(
     specificity: float = 0.9,
     groups: Groups = None,
 ) -> SiteResult:
-    """Wilson's interval of the accuracy, DeLong's of the AUROC, a bootstrap of the sensitivity.
+    """Compute Wilson's interval of the accuracy, DeLong's of the AUROC, a bootstrap of the sensitivity.
 
     `right` says which pictures are classified rightly, `positive` is the class whose sensitivity is told, at
     a threshold of this `specificity`.
@@ -74,7 +74,7 @@ class CaseResult:
     measures: dict[str, Estimate]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Give plain data."""
         return asdict(self)
 
 
@@ -128,7 +128,7 @@ class Absence:
         return max(self.reasons, key=lambda why: self.reasons[why])
 
     def sentence(self) -> str:
-        """The absence in one sentence."""
+        """Describe the absence in one sentence."""
         when = f"from round {self.since} on" if self.until_end else _rounds(self.rounds)
         data = "" if self.share is None else f"; it holds {self.share:.0%} of the data"
         count = f"{len(self.rounds)} of {self.sampled} rounds"
@@ -180,7 +180,7 @@ class Participation:
 
 
 def _rounds(rounds: tuple[int, ...]) -> str:
-    """Rounds in words.
+    """Describe rounds in words.
 
     >>> _rounds((3,)), _rounds((2, 5, 9, 11))
     ('in round 3', 'in rounds 2, 5, 9 ...')

@@ -41,7 +41,7 @@ class PairedDifference:
 def paired_difference(
     values_a: ArrayLike, values_b: ArrayLike, confidence: float = 0.95, *, folds: int | None = None
 ) -> PairedDifference:
-    """Paired t test of a - b, of `folds` folds the corrected resampled one.
+    """Test a - b by a paired t test, with `folds` by the corrected resampled one.
 
     Equal differences in all pairs leave no spread: the interval is then a point and p is 0 (or 1 at point 0).
 
@@ -92,7 +92,7 @@ def _p_value(mean: float, error: float, freedom: int) -> float:
 
 
 def holm(pvalues: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down adjusted p values (1979), in the given order; None (not tested) stays None.
+    """Adjust p values by Holm's step-down method (1979), in the given order; None (not tested) stays None.
 
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]

@@ -34,7 +34,7 @@ class UpdateMeasures:
 
 
 def update_measures(report: Report, tolerance: float = 0.0) -> UpdateMeasures:
-    """Measures of the updates behind an aggregation's report."""
+    """Compute measures of the updates behind an aggregation's report."""
     K, p = np.asarray(report.gram), np.asarray(report.weights)
     cosine = pairwise_cosine(K)
     pairs = cosine[np.triu_indices(len(p), 1)]
@@ -57,7 +57,7 @@ def gram_report(
     kept: int | None = None,
     clients: Sequence[str] | None = None,
 ) -> Report:
-    """The report of an aggregate G c (default: the plain average) where only the Gram matrix was recorded."""
+    """Report an aggregate G c (default: the plain average) where only the Gram matrix was recorded."""
     K, p = np.asarray(gram, dtype=np.float64), np.asarray(weights, dtype=np.float64)
     if p.ndim != 1 or K.shape != (len(p), len(p)) or not (np.isfinite(K).all() and p.sum() > 0):
         raise FedLDError(f"a finite Gram matrix (m, m) and m weights are needed, got {K.shape} and {p.shape}")
@@ -78,7 +78,7 @@ def gram_report(
 
 
 def pairwise_cosine(K: Floats) -> Floats:
-    """(m, m) cosines between updates; 0 with a zero update."""
+    """Compute (m, m) cosines between updates; 0 with a zero update."""
     norms = np.sqrt(np.diagonal(K))
     scale = np.outer(norms, norms)
     return np.asarray(np.divide(K, scale, out=np.zeros_like(K), where=scale > 0))
@@ -96,7 +96,7 @@ class Split:
 
 
 def split(reports: Sequence[ConflictLine]) -> Split | None:
-    """How clients fall apart along the first axis of their mean pairwise cosines over the recorded rounds.
+    """Divide clients along the first axis of their mean pairwise cosines over the recorded rounds.
 
     The mean over rounds keeps lasting opposition and loses one round's noise. None if all are on one side.
     """
@@ -118,7 +118,7 @@ def split(reports: Sequence[ConflictLine]) -> Split | None:
 
 
 def mean_cosines(reports: Sequence[ConflictLine]) -> tuple[list[str], Floats, Floats]:
-    """Names, mean pairwise cosines (0 for pairs never sampled together) and mean weights over rounds.
+    """Average pairwise cosines (0 for pairs never sampled together) and weights over rounds, by client.
 
     Of thousands of clients those that were there most often are looked at: few others ever met.
     """
@@ -140,14 +140,14 @@ def mean_cosines(reports: Sequence[ConflictLine]) -> tuple[list[str], Floats, Fl
 
 
 def chosen_step(trial: TrialRecord) -> str:
-    """The step that clients measured as best: its rule, and its length in that of the rule's own step."""
+    """Describe the step that clients measured as best: its rule, and its length relative to the rule's."""
     if not trial["chosen"]:
         return "the plain average"
     return f"{trial['rules'][trial['chosen']]} at {trial['lengths'][trial['chosen']]:g} times its length"
 
 
 def _ratio(a: float, b: float) -> float:
-    """a / b; inf for a vanishing b, and 1 (all alike) if both vanish."""
+    """Divide a by b; inf for a vanishing b, and 1 (all alike) if both vanish."""
     if b > 0:
         return a / b
     return 1.0 if a <= 0 else float("inf")

@@ -92,7 +92,7 @@ def compare(
 
 
 def _labelled(text: str) -> list[Any] | dict[str, Any]:
-    """Methods from `fedavg,fedprox`, or by label from `sgd=fedavg,adamw=fedavg`."""
+    """Parse methods from `fedavg,fedprox`, or by label from `sgd=fedavg,adamw=fedavg`."""
     from fedld.config.own import import_methods
 
     words = [word.strip() for word in text.split(",") if word.strip()]
@@ -106,7 +106,7 @@ def _labelled(text: str) -> list[Any] | dict[str, Any]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Seeds from `0,1,2`."""
+    """Parse seeds from `0,1,2`."""
     try:
         seeds = [int(part) for part in text.split(",")]
     except ValueError:
@@ -117,7 +117,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def rich_table(comparison: "Comparison", width: int) -> "RichTable":
-    """The comparison for the terminal: on a narrow one the main columns only."""
+    """Format the comparison for the terminal: on a narrow one the main columns only."""
     from rich import box
     from rich.table import Table as RichTable
 

@@ -48,7 +48,7 @@ def methods(json: Annotated[bool, typer.Option("--json", help="print the table a
 
 
 def known_methods() -> list[dict[str, Any]]:
-    """Every method as plain data; remembered, since methods need torch, which takes seconds to import.
+    """Describe every method as plain data; cached, since methods need torch, which takes seconds to import.
 
     What installed packages add is always asked for anew.
     """
@@ -75,7 +75,7 @@ def _described() -> list[dict[str, Any]]:
 
 
 def describe(name: str, method: "Method") -> dict[str, Any]:
-    """A method as plain data: its card, its parts, and the options it takes."""
+    """Describe a method as plain data: its card, its parts, and the options it takes."""
     from fedld.local import OBJECTIVES
     from fedld.registry import options_of
 
@@ -93,6 +93,6 @@ def describe(name: str, method: "Method") -> dict[str, Any]:
 
 
 def _changed(rule: "Rule") -> dict[str, Any]:
-    """Options that differ from the rule's own defaults."""
+    """List options that differ from the rule's own defaults."""
     values = {field.name: (getattr(rule, field.name), field.default) for field in fields(rule)}
     return {key: value for key, (value, default) in values.items() if value != default}

@@ -75,7 +75,7 @@ def export(
 
 
 def _export_models(paths: list[Path], out: Path, format: str) -> None:
-    """One file per run: `model.onnx`, or with several runs one named after each."""
+    """Export one file per run: `model.onnx`, or with several runs one named after each."""
     from fedld.engine.network import load_model
     from fedld.engine.portable import SUFFIXES, export_model
     from fedld.paths import make_folder

@@ -69,7 +69,7 @@ def run(
 
 
 def absence(name: str, record: ParticipationRecord) -> str:
-    """A client's absence in a sentence.
+    """Describe a client's absence in a sentence.
 
     >>> absence("beta", {"drawn": 10, "took_part": 3, "missing": {"away": 7}, "gone_since": 4})
     "'beta' was missing in 7 of 10 rounds, from round 4 to the end (away: 7)"
@@ -81,7 +81,7 @@ def absence(name: str, record: ParticipationRecord) -> str:
 
 
 def _own_again(settings: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
-    """The user's own parts of a run that is resumed: the only settings that may be given again."""
+    """Collect the user's own parts for a run that is resumed: no other settings may be given again."""
     from fedld.config.own import name_values
 
     named, own_values = name_values(settings)

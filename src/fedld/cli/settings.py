@@ -52,7 +52,7 @@ def with_settings(*without: str, many: bool = False) -> Callable[[Callable[..., 
 
 
 def _read(preset: str | None, config: Path | None, method: str | None, many: bool) -> dict[str, Any]:
-    """Settings of the files; for a single method without the tables of others."""
+    """Read the settings of the files; for a single method without the tables of others."""
     from fedld.config.presets import read_preset
     from fedld.study.compare import of_one_method
 
@@ -61,7 +61,7 @@ def _read(preset: str | None, config: Path | None, method: str | None, many: boo
 
 
 def _imported(settings: dict[str, Any], chosen: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
-    """Settings with the values of the import paths that were typed; those of files are refused."""
+    """Import the values of typed import paths into settings; import paths in files are refused."""
     from fedld.config.own import import_typed
 
     words = [word for value in chosen.values() for word in (value if isinstance(value, list) else [value])]

@@ -39,7 +39,7 @@ def _list(json: bool) -> None:
 
 
 def check_file(file: Path, model: str | None = None) -> dict[str, Any]:
-    """The network that a file fits, and what of it loads."""
+    """Find the network that a file fits, and what of it loads."""
     from fedld.models import NAMES
     from fedld.models.build import outline
     from fedld.models.files import match_weights, read_weights
@@ -64,6 +64,6 @@ def check_file(file: Path, model: str | None = None) -> dict[str, Any]:
 
 
 def _classes(state: dict[str, Any], features: int) -> int:
-    """Outputs of the file's own head, if it has one that takes so many features."""
+    """Count the outputs of the file's own head, if it has one that takes so many features."""
     heads = [value for name, value in state.items() if value.ndim == 2 and value.shape[1] == features]
     return max(2, len(heads[-1])) if heads else 2

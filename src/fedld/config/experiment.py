@@ -319,7 +319,7 @@ class Experiment(BaseModel):
         return self._own
 
     def quorum(self, drawn: int) -> int:
-        """Usable replies that a round with so many drawn clients needs."""
+        """Compute the number of usable replies that a round with so many drawn clients needs."""
         return drawn if self.min_clients == "all" else self.min_clients
 
     @model_validator(mode="before")
@@ -359,7 +359,7 @@ class Experiment(BaseModel):
         return self
 
     def to_toml(self) -> str:
-        """The experiment with every default written out, paths from the root: it repeats from anywhere."""
+        """Write the experiment with all defaults and absolute paths, so that it repeats from anywhere."""
         plain = self.model_dump(mode="json", exclude_none=True)
         for key in ("data_root", "weights"):
             if key in plain:
@@ -425,7 +425,7 @@ def make_experiment(settings: Mapping[str, Any], own: Mapping[str, Any] | None =
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Settings from a TOML file."""
+    """Read settings from a TOML file."""
     path = user_path(path)
     if not path.exists():
         raise FedLDError(f"there is no file '{path}'")
@@ -440,7 +440,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Settings from TOML; also what makes the parser itself give up is one sentence."""
+    """Parse settings from TOML; any failure of the parser becomes one sentence."""
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -465,7 +465,7 @@ def override(settings: dict[str, Any], assignments: list[str]) -> dict[str, Any]
 
 
 def assign(settings: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """Settings with one of them, or one of a table's, set.
+    """Set one setting, or one of a table's.
 
     >>> assign({"method": "fedprox"}, "method.mu", 0.1)
     {'method': {'name': 'fedprox', 'mu': 0.1}}
@@ -480,7 +480,7 @@ def assign(settings: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def plain_value(text: str) -> Any:
-    """A value as TOML, else as text."""
+    """Parse a value as TOML, else as text."""
     try:
         return parse_toml(f"value = {text}")["value"]
     except FedLDError:

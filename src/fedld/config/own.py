@@ -53,7 +53,7 @@ class Imported:
 
 
 def name_values(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings in which everything is named, and the values that only their owner has."""
+    """Replace values in settings by names; gives the settings, and the values that have no built-in name."""
     named: dict[str, Any] = dict(settings)
     own_values: dict[str, Any] = {}
     for kind in REGISTRIES:
@@ -75,7 +75,7 @@ def name_values(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 
 def import_typed(settings: Mapping[str, Any], typed: Collection[str]) -> dict[str, Any]:
-    """Settings with the values of import paths that the user typed; a path of a file is refused."""
+    """Import the values of import paths that the user typed; a path in a file is refused."""
     result = dict(settings)
     for kind in REGISTRIES:
         value = settings.get(kind)
@@ -95,7 +95,7 @@ def import_typed(settings: Mapping[str, Any], typed: Collection[str]) -> dict[st
 
 
 def import_methods(names: Sequence[str]) -> list[Any]:
-    """Names of methods that the user typed, with the values of those that are import paths."""
+    """Import the methods that the user typed as import paths; names stay names."""
     return [_take(name, names, "method", {}) for name in names]
 
 
@@ -119,7 +119,7 @@ LISTS = ("metrics", "transform")
 
 
 def _listed(kind: str, values: Any) -> tuple[list[str], dict[str, Any]]:
-    """Names of metrics or transforms, and those among them that are the user's own."""
+    """Name metrics or transforms, and give the user's own values among them."""
     if isinstance(values, str | UpdateTransform) or callable(values):
         values = [values]
     if not isinstance(values, Mapping | list | tuple):
@@ -140,7 +140,7 @@ def _name_in_list(value: Any) -> str:
 
 
 def _describe(kind: str, value: Any) -> tuple[Any, bool]:
-    """What stands for a value in the settings, and whether that is enough to make it again."""
+    """Describe a value for the settings, and tell whether the description suffices to make it again."""
     if kind == "augment":
         return name_of(value.function), False
     if kind in ("model", "partition", "lr_schedule", "task"):
@@ -158,7 +158,7 @@ def _describe(kind: str, value: Any) -> tuple[Any, bool]:
 
 
 def stays_here(own: Own, processes_wanted: bool) -> str | None:
-    """Why these values do not go to worker processes, or None if they do.
+    """Explain why these values do not go to worker processes; None if they do.
 
     A worker process runs the user's script again to find what is defined in it. That is done only for a user
     who `asked` for workers, in a script that has `if __name__ == "__main__":`.
@@ -200,7 +200,7 @@ def _shown_name(value: Any) -> str:
 
 
 def _script_is_guarded() -> bool:
-    """Whether the text of the calling script names `__main__`, so that an import of it starts no run."""
+    """Tell whether the calling script names `__main__`, so that an import of it starts no run."""
     try:
         return b"__main__" in Path(str(sys.modules["__main__"].__file__)).read_bytes()
     except OSError:

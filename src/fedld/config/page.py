@@ -19,7 +19,7 @@ server may set at a site; runs that differ in what is marked *same* do not stand
 
 
 def settings_page() -> str:
-    """One table per section, one row per setting."""
+    """Write one table per section, one row per setting."""
     return "\n".join([HEAD, *(_section(name) for name in SECTIONS)])
 
 

@@ -14,7 +14,7 @@ from fedld.registry import configure
 
 
 def describe(federation: Federation) -> dict[str, Any]:
-    """Plain-data summary of a federation."""
+    """Summarise a federation as plain data."""
     return federation.describe()
 
 

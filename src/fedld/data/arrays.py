@@ -30,7 +30,7 @@ def federation_from_arrays(
     name: str,
     task: str = "classification",
 ) -> Federation:
-    """Clients by name, each (samples, labels); without a test set a fifth of all is drawn for one."""
+    """Make a federation from (samples, labels) by client; without a test set a fifth of all is drawn."""
     from fedld.data.datasets import federate
     from fedld.data.spec import DataSpec
 
@@ -67,7 +67,7 @@ def federation_from_arrays(
 
 
 def _check_names(clients: Any) -> None:
-    """Clients come by name, and there is one."""
+    """Check that clients come by name, and that there is one."""
     if not isinstance(clients, Mapping):
         raise FedLDError(
             f"clients are given by name, {{name: (samples, labels)}}, not as {type(clients).__name__}"
@@ -86,7 +86,7 @@ def federation_from_datasets(
     name: str,
     columns: tuple[str, str] | None = None,
 ) -> Federation:
-    """Clients by name, each a dataset or an iterable of samples with labels, which is read once."""
+    """Make a federation from a dataset or an iterable of samples with labels by client, read once."""
     _check_names(clients)
     if classes is None:
         classes = next(filter(None, (_told_classes(dataset, columns) for dataset in clients.values())), None)
@@ -121,7 +121,7 @@ def _items(what: str, dataset: Any) -> Iterable[Any]:
 
 
 def _pair(what: str, place: int, item: Any, columns: tuple[str, str] | None) -> tuple[Any, Any]:
-    """The sample and label of an item: a pair, or a mapping as Hugging Face's datasets give."""
+    """Take the sample and label of an item: a pair, or a mapping as Hugging Face's datasets give."""
     if isinstance(item, Mapping):
         sample, label = columns or (_first(item, SAMPLES), _first(item, LABELS))
         if sample not in item or label not in item:
@@ -138,7 +138,7 @@ def _first(item: Mapping[Any, Any], names: Sequence[str]) -> str:
 
 
 def _told_classes(dataset: Any, columns: tuple[str, str] | None) -> Sequence[str] | None:
-    """The names of the classes that a Hugging Face dataset knows (`features["label"].names`)."""
+    """Read the class names of a Hugging Face dataset (`features["label"].names`)."""
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping):
         return None
@@ -147,7 +147,7 @@ def _told_classes(dataset: Any, columns: tuple[str, str] | None) -> Sequence[str
 
 
 def _checked(what: str, pair: Any, width: int = 1) -> tuple[NDArray[Any], NDArray[Any]]:
-    """One client's arrays: uint8 pictures (N, H, W, C), or floats of any shape, maps as (N, H, W, C) too."""
+    """Check one client's arrays: uint8 pictures (N, H, W, C), or floats of any shape, maps (N, H, W, C)."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise FedLDError(f"{what} is not a (samples, labels) pair")
     x, y = np.asarray(pair[0]), np.asarray(pair[1])
@@ -168,7 +168,7 @@ def _checked(what: str, pair: Any, width: int = 1) -> tuple[NDArray[Any], NDArra
 
 
 def _masked(client: str, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Samples and checked masks of their size."""
+    """Check masks against their samples."""
     what = f"client '{client}'" if client else "the test set"
     if x.ndim != 4:
         raise FedLDError(f"{what} has samples of shape {x.shape}: segmentation needs pictures")
@@ -188,7 +188,7 @@ def _check_alike(parts: dict[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:
 def _classes(
     labels: NDArray[Any], classes: Sequence[str] | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Labels as numbers from 0, and the names of the classes."""
+    """Convert labels to numbers from 0, and name the classes."""
     given_names = _class_names(classes)
     if labels.dtype.kind in "US":
         names = given_names or tuple(sorted(map(str, set(labels))))
@@ -209,7 +209,7 @@ def _classes(
 
 
 def _class_names(classes: Sequence[str] | None) -> tuple[str, ...]:
-    """The names that were given, each once; none where none were."""
+    """Check the given class names, each once; empty without any."""
     if classes is None:
         return ()
     if isinstance(classes, str) or not isinstance(classes, Iterable):
@@ -229,7 +229,7 @@ def _write(
     columns: Mapping[str, NDArray[np.str_]],
     fields: Mapping[str, Any],
 ) -> Table:
-    """The table of this content: made once, found again by its digest."""
+    """Write the table of this content once; equal content finds it by its digest."""
     digest = sha256()
     for array in (samples, labels, split, columns["site"]):
         digest.update(np.ascontiguousarray(array).tobytes())

@@ -51,7 +51,7 @@ class Augmentation:
     erase: float = 0.0
 
     def strengthened(self, strength: float) -> "Augmentation":
-        """The same set with wider or narrower ranges; probabilities of flips stay.
+        """Widen or narrow the ranges; probabilities of flips stay.
 
         >>> AUGMENTATIONS["fundus"].strengthened(0.5).degrees
         90.0
@@ -98,7 +98,7 @@ class Augmentation:
         )
 
     def _colours(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Saturation, contrast, brightness, noise and a rectangle that is erased; what is 0 draws nothing."""
+        """Change saturation, contrast and brightness, add noise, erase a rectangle; 0 draws nothing."""
 
         def factor(width: float) -> Tensor:
             drawn = 2 * torch.rand(len(images), generator=generator) - 1
@@ -117,7 +117,7 @@ class Augmentation:
         return images * self._kept(images, generator) if self.erase else images
 
     def _kept(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """1 where a picture stays and 0 in its erased rectangle, (N, 1, H, W)."""
+        """Make a mask (N, 1, H, W): 1 where a picture stays and 0 in its erased rectangle."""
         uniform = torch.rand(5, len(images), generator=generator)
         area, ratio = 0.02 + 0.18 * uniform[1], torch.exp((2 * uniform[2] - 1) * math.log(3.0))
         width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
@@ -130,7 +130,7 @@ class Augmentation:
         return (~inside)[:, None].to(images)
 
     def draw(self, count: int, generator: torch.Generator, aspect: float = 1.0) -> Tensor:
-        """Affine maps (count, 2, 3) from output to input coordinates, both in [-1, 1]; `aspect` is W / H."""
+        """Draw affine maps (count, 2, 3) from output to input coordinates in [-1, 1]; `aspect` is W / H."""
         width, height, x, y = self._crop(count, generator, aspect)
         uniform = torch.rand(2, count, generator=generator)
         angle = (2 * uniform[0] - 1) * math.radians(self.degrees)
@@ -149,7 +149,7 @@ class Augmentation:
         )
 
     def _crop(self, count: int, generator: torch.Generator, aspect: float) -> tuple[Tensor, ...]:
-        """Half width, half height and centre of each crop, where the picture spans [-1, 1]."""
+        """Draw half width, half height and centre of each crop, where the picture spans [-1, 1]."""
         uniform = torch.rand(4, count, TRIES, generator=generator)
         area = self.scale[0] + uniform[0] * (self.scale[1] - self.scale[0])
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
@@ -176,7 +176,7 @@ class OwnAugmentation:
     function: Callable[..., Any]
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """The batch changed by the user's function.
+        """Change the batch by the user's function.
 
         Raises:
             FedLDError: the function fails, or gives something else than a batch of as many samples.
@@ -195,7 +195,7 @@ class OwnAugmentation:
 
 
 def as_augmentation(value: Any) -> OwnAugmentation:
-    """A user's augmentation: a function of a batch (and a generator), or a torch module."""
+    """Accept a user's augmentation: a function of a batch (and a generator), or a torch module."""
     if not callable(value) or isinstance(value, type):
         raise FedLDError(
             f"augment is a name, a function of a batch of images, or a torch module, not {value!r:.80}"
@@ -240,7 +240,7 @@ AUGMENTATIONS: Registry[Augmentation] = Registry(
 
 
 def _takes_generator(function: Callable[..., Any]) -> bool:
-    """Whether a function has a second argument; a module gets the batch only."""
+    """Tell whether a function has a second argument; a module gets the batch only."""
     if isinstance(function, nn.Module):
         return False
     try:

@@ -40,7 +40,7 @@ Packed = tuple[tuple[str, ...], Elsewhere, tuple[tuple[Positions, Positions], ..
 
 
 def pack(clients: Sequence[Client]) -> Packed:
-    """All clients' positions one after the other, and how many each has."""
+    """Pack all clients' positions one after the other, with the number of each."""
     kinds = ([getattr(client, kind) for client in clients] for kind in ("train", "test", "validation"))
     rows = tuple((np.array(list(map(len, k)), np.int64), np.concatenate([NO_IMAGES, *k])) for k in kinds)
     elsewhere = {
@@ -52,7 +52,7 @@ def pack(clients: Sequence[Client]) -> Packed:
 
 
 def unpack(packed: Packed) -> tuple[Client, ...]:
-    """The clients again; their positions are views of common arrays."""
+    """Unpack the clients; their positions are views of common arrays."""
     names, elsewhere, rows = packed
     kinds = zip(*(_parts(*kind) for kind in rows), strict=True)
     clients = []

@@ -200,7 +200,7 @@ def _ignored_split(table: Table, whole: bool) -> Iterator[str]:
 
 
 def _split(table: Table, spec: DataSpec) -> NDArray[np.str_]:
-    """The dataset's own split; rows without one are drawn once for all runs, whole patients together."""
+    """Complete the dataset's own split: other rows are drawn once for all runs, whole patients together."""
     split = table.split.astype("<U5")  # room for 'train', whatever the width on disk
     open_rows = np.flatnonzero(split == "draw")
     patients = table.columns["patient"][open_rows] if "patient" in table.columns else None
@@ -219,7 +219,7 @@ def _partition_name(table: Table, spec: DataSpec) -> str:
 
 
 def _column(table: Table, name: str) -> NDArray[np.str_] | None:
-    """The text column that names the clients, or None where the partition is drawn."""
+    """Find the text column that names the clients; None where the partition is drawn."""
     if name != "site" and not name.startswith("column:"):
         return None
     column = name.removeprefix("column:")
@@ -241,7 +241,7 @@ def _named(
 
 
 def _by_name(column: NDArray[np.str_], rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-    """Rows by what a column says of them, in one pass: there may be thousands of names."""
+    """Group rows by a column in one pass: there may be thousands of names."""
     order = np.argsort(column[rows], kind="stable")
     names, starts = np.unique(column[rows][order], return_index=True)
     return dict(zip(map(str, names), np.split(rows[order], starts[1:]), strict=False))

@@ -345,7 +345,7 @@ class Federation:
         return replace(self, clients=tuple(clients), spec=None)
 
     def _held_out(self, fraction: float, seed: int, purpose: str) -> list[NDArray[np.bool_]]:
-        """A mask of its training images for every client; at least one image is taken somewhere."""
+        """Draw a mask of its training images for every client; at least one image is taken somewhere."""
         if not 0 < fraction < 1:
             raise FedLDError(f"The held-out fraction must lie between 0 and 1, not {fraction:g}.")
         masks = list(self._masks(fraction, seed, purpose))
@@ -354,7 +354,7 @@ class Federation:
         return masks
 
     def _masks(self, fraction: float, seed: int, purpose: str) -> Iterator[NDArray[np.bool_]]:
-        """The masks, one by one; patients are drawn once for all clients."""
+        """Draw the masks one by one; patients are drawn once for all clients."""
         patients = self.patients
         if patients is not None:
             rows = np.concatenate([client.train for client in self.clients])
@@ -443,6 +443,6 @@ class Federation:
 
 @lru_cache(maxsize=64)
 def _map(file: Path) -> NDArray[Any]:
-    """One map per process and file."""
+    """Map a file once per process."""
     array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
     return array

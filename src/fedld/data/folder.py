@@ -102,7 +102,7 @@ def _unlisted(path: Path, listed: set[str]) -> Iterator[str]:
 
 
 def name_patients(files: list[Path], pattern: str | None) -> dict[str, Text]:
-    """The patient that each file's name says, as a column; none where there is no pattern."""
+    """Read the patient from each file's name, as a column; empty without a pattern."""
     if pattern is None:
         return {}
     try:
@@ -117,7 +117,7 @@ def name_patients(files: list[Path], pattern: str | None) -> dict[str, Text]:
 
 
 def _first_groups(pattern: str, names: list[str]) -> list[str]:
-    """What the first group of a pattern finds in every name, in a process that can be stopped.
+    """Find the first group of a pattern in every name, in a process that can be stopped.
 
     Some patterns, such as `(a+)+b`, take longer than anybody lives on the wrong name.
     """
@@ -137,7 +137,7 @@ def _first_groups(pattern: str, names: list[str]) -> list[str]:
 
 
 def list_images(path: Path) -> tuple[list[Row], tuple[str, ...]]:
-    """All images below `path`, sorted, with the split, site and class that their folders say.
+    """List all images below `path`, sorted, with the split, site and class of their folders.
 
     And notes on what lies beside them and is not read.
     """
@@ -158,7 +158,7 @@ def list_images(path: Path) -> tuple[list[Row], tuple[str, ...]]:
 
 
 def _ignored(folders: set[Path]) -> Iterator[str]:
-    """Files beside the images that are none, and links that lead nowhere."""
+    """Note files beside the images that are no images, and links that lead nowhere."""
     others = [entry for folder in sorted(folders) for entry in _entries(folder) if not os.path.isdir(entry)]
     dangling = [entry for entry in others if not entry.exists()]
     ignored = [entry for entry in others if entry not in dangling and not is_image(entry)]
@@ -187,13 +187,13 @@ def images_in(path: Path) -> list[Path]:
 
 
 def is_image(entry: Path) -> bool:
-    """Whether a file is called like a picture that can be read."""
+    """Tell whether a file has the name of a picture that can be read."""
     readable = entry.suffix.lower() in Image.registered_extensions() or is_medical(entry.name)
     return readable and os.path.isfile(entry)
 
 
 def _entries(path: Path) -> list[Path]:
-    """What lies in a folder and is not hidden, sorted."""
+    """List what lies in a folder and is not hidden, sorted."""
     try:
         return sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     except OSError as error:
@@ -262,7 +262,7 @@ def list_masked(path: Path) -> list[MaskedRow]:
 
 
 def _pairs(split: str, site: str, folder: Path) -> list[MaskedRow]:
-    """Pictures and masks of one folder; none where it has not both."""
+    """Pair pictures and masks of one folder; empty unless it has both."""
     if not (folder / "images").is_dir() or not (folder / "masks").is_dir():
         return []
     masks = {file.stem: file for file in images_in(folder / "masks")}
@@ -275,7 +275,7 @@ def _pairs(split: str, site: str, folder: Path) -> list[MaskedRow]:
 
 
 def _read_mask(picture: Path, file: Path, size: int) -> Masks:
-    """One mask, scaled and cropped as its picture is."""
+    """Read one mask, scaled and cropped as its picture is."""
     try:
         require_regular(file)
         with Image.open(file) as mask:
@@ -290,7 +290,7 @@ def _read_mask(picture: Path, file: Path, size: int) -> Masks:
 
 
 def _size(picture: Path) -> tuple[int, int] | None:
-    """Width and height of a picture; None where Pillow cannot tell."""
+    """Read width and height of a picture; None where Pillow cannot."""
     try:
         with Image.open(picture) as image:
             return ImageOps.exif_transpose(image).size
@@ -299,7 +299,7 @@ def _size(picture: Path) -> tuple[int, int] | None:
 
 
 def _whites_as_ones(masks: list[Masks]) -> list[Masks]:
-    """Masks of 0 and 255 alone, as pictures have them, become 0 and 1: all of them or none."""
+    """Replace 255 by 1 in masks of 0 and 255 alone: in all of them or in none."""
     if all(set(np.unique(mask)) <= {0, WHITE} for mask in masks):
         return [(mask == WHITE).astype(np.uint8) for mask in masks]
     return masks

@@ -72,7 +72,7 @@ class Eyes:
         self.marks = np.zeros((count, size, size), np.uint8)  # 1 haemorrhage, 2 exudate, after `lesions`
 
     def retina(self) -> Floats:
-        """Orange background with choroidal texture, optic disc and macula."""
+        """Paint the orange background with choroidal texture, optic disc and macula."""
         tint = np.exp(0.06 * self.rng.standard_normal((self.count, 1, 1, 3), np.float32))
         texture = 1 + 0.07 * self._texture(7) - 0.12 * self.radius2
         macula = (self.x + 0.12 * self.side[:, None, None]) ** 2 + (self.y - self._normal(0.04)) ** 2
@@ -83,7 +83,7 @@ class Eyes:
         return scene
 
     def vessels(self, scene: Floats) -> Floats:
-        """Arcades leave the optic disc: parabolas, by their first-order distance, thinner further out."""
+        """Paint arcades from the optic disc: parabolas by first-order distance, thinner further out."""
         dark = np.zeros_like(self.radius2)
         x, y = -self.disc_x * self.side[:, None, None], self.disc_y  # x grows towards the macula
         thin = np.exp(-0.5 * np.sqrt(x**2 + y**2))
@@ -97,7 +97,7 @@ class Eyes:
         return scene * (1 - dark[..., None] * _colour((0.38, 0.6, 0.5)))
 
     def lesions(self, scene: Floats, diseased: NDArray[np.bool_]) -> Floats:
-        """Haemorrhages and exudates, few to many, of the diseased; now and then a speck in a healthy eye.
+        """Paint haemorrhages and exudates of the diseased, and now and then a speck in a healthy eye.
 
         Some diseases are at an early stage that nobody can see, so no model can be right about all of them.
         """
@@ -112,7 +112,7 @@ class Eyes:
         return scene + 0.8 * lipid[..., None] * (_colour(LIPID) - scene)
 
     def expose(self, scene: Floats, camera: Camera) -> Floats:
-        """What the site's camera makes of it, inside the round aperture."""
+        """Photograph the scene with the site's camera, inside the round aperture."""
         aperture = 1 / (1 + np.exp(STEEP * (np.sqrt(self.radius2) - EDGE)))
         light = aperture * (1 - camera.vignette * self.radius2)
         scene = np.maximum(scene * light[..., None] * _colour(camera.gain), 0) ** np.float32(camera.gamma)
@@ -122,7 +122,7 @@ class Eyes:
         return scene + np.float32(camera.noise) * noise
 
     def tag(self, scene: Floats, tagged: NDArray[np.bool_]) -> Floats:
-        """A bright tag in the corner of some."""
+        """Paint a bright tag in the corner of some."""
         edge, length = max(1, self.size // 24), max(2, self.size // 9)
         scene = scene.copy()
         scene[tagged, edge : edge + length, edge : edge + length] = TAG
@@ -144,7 +144,7 @@ class Eyes:
         return spots
 
     def _texture(self, knots: int) -> Floats:
-        """Smooth random field with `knots` x `knots` bumps."""
+        """Draw a smooth random field with `knots` x `knots` bumps."""
         grid = np.linspace(-1, 1, knots, dtype=np.float32)
         basis = np.exp(-(((self.axis[:, None] - grid) * (knots / 2.5)) ** 2))
         values = self.rng.standard_normal((self.count, knots, knots), np.float32)
@@ -158,7 +158,7 @@ class Eyes:
         return kernel
 
     def _normal(self, scale: float) -> Floats:
-        """One normal number an eye, shaped to broadcast over its pixels."""
+        """Draw one normal number per eye, shaped to broadcast over its pixels."""
         return np.float32(scale) * self.rng.standard_normal((self.count, 1, 1), np.float32)
 
 
@@ -244,7 +244,7 @@ def camera(seed: int, site: int, feature_shift: float) -> Camera:
 def photograph(
     labels: Labels, lens: Camera, tag: float, size: int, seed: int, masks: Masks | None = None
 ) -> Pixels:
-    """Photographs of eyes with these labels; `tag` in [-1, 1] is the signed strength of the shortcut.
+    """Photograph eyes with these labels; `tag` in [-1, 1] is the signed strength of the shortcut.
 
     Where there is room for `masks` (N, size, size), the lesions are written there.
     """
@@ -262,7 +262,7 @@ def photograph(
 
 
 def tags(labels: Labels, strength: float, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Who carries the tag: shares (1 - strength) / 2 of the healthy and (1 + strength) / 2 of the diseased.
+    """Draw the tags: shares (1 - strength) / 2 of the healthy and (1 + strength) / 2 of the diseased.
 
     >>> tags(np.array([0, 0, 0, 0, 1, 1, 1, 1]), 0.5, np.random.default_rng(0)).reshape(2, 4).sum(axis=1)
     array([1, 3])

@@ -43,7 +43,7 @@ HEADER = 1 << 16
 
 
 def read_arrays(file: Path, wanted: Callable[[str, Header], bool]) -> Arrays:
-    """The arrays of an npz file that are wanted by name and header; pickled ones are refused, not opened."""
+    """Read the arrays of an npz file that are wanted by name and header; pickled ones are refused."""
     try:
         with file.open("rb") as stream:
             if stream.read(6) == np.lib.format.MAGIC_PREFIX:
@@ -65,7 +65,7 @@ def _is_array(member: zipfile.ZipInfo) -> bool:
 
 
 def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
-    """Shape and type that a member declares; ValueError where it is shorter than that."""
+    """Read shape and type that a member declares; ValueError where it is shorter than that."""
     with archive.open(member) as stream:
         shape, dtype, start = parse_header(stream)
     if not dtype.hasobject and start + math.prod(shape) * dtype.itemsize > member.file_size:
@@ -74,7 +74,7 @@ def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
 
 
 def parse_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Shape, type and length of the header of an npy file."""
+    """Parse shape, type and length of the header of an npy file."""
     version = np.lib.format.read_magic(stream)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     if version not in read:
@@ -147,7 +147,7 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
 def _targets(
     arrays: Arrays, shape: tuple[int, ...], spec: DataSpec, what: str
 ) -> tuple[NDArray[Any], tuple[str, ...], dict[str, Any]]:
-    """Targets of a task, names of a model's outputs, and what the table says of them."""
+    """Make the targets of a task, with names of a model's outputs and fields of the table."""
     count = shape[0]
     names = [str(name) for name in arrays["classes"].ravel()] if "classes" in arrays else None
     if spec.task == "segmentation":
@@ -162,13 +162,13 @@ def _targets(
 
 
 def _described(task: str, made: Targets) -> tuple[NDArray[Any], tuple[str, ...], dict[str, Any]]:
-    """Targets, names of outputs, and what a table says of them."""
+    """Give targets, names of outputs, and fields of the table."""
     fields = {"task": task, "groups": made.names, "columns": {"group": made.groups.astype(np.str_)}}
     return made.values, made.outputs, fields
 
 
 def read_columns(file: Path, targets: str = "labels") -> Arrays:
-    """Images, labels or masks, and every text column; other members are neither needed nor read."""
+    """Read images, labels or masks, and every text column; other members are not read."""
 
     def wanted(name: str, header: Header) -> bool:
         shape, dtype = header
@@ -183,7 +183,7 @@ def read_columns(file: Path, targets: str = "labels") -> Arrays:
 
 
 def to_labels(array: NDArray[Any], count: int, what: str) -> NDArray[np.int64]:
-    """One integer from 0 on for each image."""
+    """Check labels: one integer from 0 on for each image."""
     if array.shape != (count,) or not count:
         raise FedLDError(f"{what} has labels of shape {array.shape} for {count} images.")
     if array.dtype.kind not in "fiub" or not np.isfinite(array).all() or (array != np.floor(array)).any():
@@ -196,7 +196,7 @@ def to_labels(array: NDArray[Any], count: int, what: str) -> NDArray[np.int64]:
 
 
 def class_names(arrays: Arrays, labels: NDArray[np.int64], what: str) -> tuple[str, ...]:
-    """The archive's `classes`, else the numbers 0 to C - 1, all of which must then occur."""
+    """Read the archive's `classes`, else use the numbers 0 to C - 1, all of which must then occur."""
     if "classes" in arrays:
         if arrays["classes"].size > MOST_CLASSES:
             raise FedLDError(f"{what} names {arrays['classes'].size} classes; {MOST_CLASSES} are the most.")
@@ -218,7 +218,7 @@ def class_names(arrays: Arrays, labels: NDArray[np.int64], what: str) -> tuple[s
 
 
 def text_columns(arrays: Arrays, count: int, what: str) -> dict[str, Text]:
-    """The text arrays with one entry an image; sites may also be numbers."""
+    """Select the text arrays with one entry per image; sites may also be numbers."""
     columns = {}
     for name, array in arrays.items():
         if name in TEXT and (array.shape != (count,) or array.dtype.kind not in TEXT[name]):

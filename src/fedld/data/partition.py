@@ -51,7 +51,7 @@ def partition(
 
 
 def own_partition(function: Callable[..., Sequence[Any]], labels: Indices, **options: Any) -> list[Indices]:
-    """What a user's function makes of the labels; it may ask by name for the options.
+    """Divide labels by a user's function, which may ask by name for the options.
 
     >>> halves = own_partition(lambda labels, clients: np.array_split(np.arange(len(labels)), clients),
     ...                        np.zeros(4, int), clients=2)
@@ -76,7 +76,7 @@ def own_partition(function: Callable[..., Sequence[Any]], labels: Indices, **opt
 
 
 def iid(labels: Indices, clients: int, *, min_size: int = 10, seed: int = 0) -> list[Indices]:
-    """Equal shares, drawn at random."""
+    """Draw equal shares at random."""
     _check_room(len(labels), clients, min_size)
     order = numpy_generator(seed, "partition", "iid").permutation(len(labels))
     return _sorted(np.array_split(order, clients))
@@ -97,7 +97,7 @@ def dirichlet(
 def dirichlet_raw(
     labels: Indices, clients: int, alpha: float, *, min_size: int = 10, seed: int = 0
 ) -> list[Indices]:
-    """The first draw of `dirichlet` as it falls; an error where a client has fewer than `min_size` images."""
+    """Take the first draw of `dirichlet`; raises an error where a client has fewer than `min_size` images."""
     _check_room(len(labels), clients, min_size)
     _check_alpha(alpha)
     parts = _draw(labels, clients, alpha, numpy_generator(seed, "partition", "dirichlet")).parts()
@@ -111,7 +111,7 @@ def dirichlet_raw(
 
 
 def repair(labels: Indices, clients: int, alpha: float, *, min_size: int = 10, seed: int = 0) -> str | None:
-    """What `dirichlet` did to give every client its images: None where the first draw was good."""
+    """Describe how `dirichlet` gave every client its images; None where the first draw was good."""
     best, tries = _best_draw(labels, clients, alpha, min_size, seed)
     repaired = _fill_up(best, min_size)
     moved = sum(len(np.setdiff1d(new, old)) for old, new in zip(best, repaired, strict=True))
@@ -126,7 +126,7 @@ def repair(labels: Indices, clients: int, alpha: float, *, min_size: int = 10, s
 def _best_draw(
     labels: Indices, clients: int, alpha: float, min_size: int, seed: int
 ) -> tuple[list[Indices], int]:
-    """The first draw in which every client has enough, else the best of many; and how many there were."""
+    """Take the first draw in which every client has enough, else the best of many; and count them."""
     _check_room(len(labels), clients, min_size)
     _check_alpha(alpha)
     return _drawn(np.ascontiguousarray(labels, np.int64).tobytes(), clients, alpha, min_size, seed)
@@ -134,7 +134,7 @@ def _best_draw(
 
 @lru_cache(maxsize=1)
 def _drawn(content: bytes, clients: int, alpha: float, min_size: int, seed: int) -> tuple[list[Indices], int]:
-    """Remembered, since it is asked for twice: for the parts, and for what was done to them."""
+    """Draw once and cache: for the parts, and for the note on how they were drawn."""
     labels = np.frombuffer(content, np.int64)
     rng = numpy_generator(seed, "partition", "dirichlet")
     best, tries = _draw(labels, clients, alpha, rng), 1
@@ -168,7 +168,7 @@ def dirichlet_sslfl(
 def quantity(
     labels: Indices, clients: int, alpha: float, *, min_size: int = 10, seed: int = 0
 ) -> list[Indices]:
-    """Quantity skew: labels at random, sizes `min_size` plus Dirichlet(alpha) shares of the rest."""
+    """Skew quantity: labels at random, sizes `min_size` plus Dirichlet(alpha) shares of the rest."""
     _check_room(len(labels), clients, min_size)
     _check_alpha(alpha)
     rng = numpy_generator(seed, "partition", "quantity")
@@ -180,7 +180,7 @@ def quantity(
 def classes(
     labels: Indices, clients: int, classes_per_client: int, *, min_size: int = 10, seed: int = 0
 ) -> list[Indices]:
-    """Every client sees `classes_per_client` classes; the clients that have a class share it evenly."""
+    """Give every client `classes_per_client` classes; the clients that have a class share it evenly."""
     _check_room(len(labels), clients, min_size)
     rng = numpy_generator(seed, "partition", "classes")
     kinds = rng.permutation(np.unique(labels))
@@ -225,7 +225,7 @@ class _Draw:
         return int(np.min(sizes))
 
     def parts(self) -> list[Indices]:
-        """Images of every client, class by class."""
+        """Collect the images of every client, class by class."""
         shares = [np.split(members, cuts) for members, cuts in zip(self.classes, self.cuts, strict=True)]
         return [np.concatenate(part) for part in zip(*shares, strict=True)]
 

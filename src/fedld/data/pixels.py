@@ -27,7 +27,7 @@ MAX_SAMPLE_VALUE = 281  # TIFF tag
 
 
 def to_uint8(array: NDArray[Any], what: str) -> Pixels:
-    """uint8 as it is; floats and wider integers in 0-1 (floats only) or 0-255, rounded.
+    """Convert to uint8: floats and wider integers in 0-1 (floats only) or 0-255, rounded.
 
     >>> to_uint8(np.array([0.0, 0.5, 1.0]), "x")
     array([  0, 128, 255], dtype=uint8)
@@ -48,7 +48,7 @@ def to_uint8(array: NDArray[Any], what: str) -> Pixels:
 
 
 def with_channels(array: NDArray[Any], what: str) -> NDArray[Any]:
-    """(N, H, W) or (N, H, W, C) with 1, 3 or 4 channels, as (N, H, W, 1 or 3); alpha is dropped."""
+    """Reshape (N, H, W) or (N, H, W, C), C = 1, 3 or 4, to (N, H, W, 1 or 3); alpha is dropped."""
     if array.ndim == 3:
         array = array[..., None]
     if array.ndim != 4 or array.shape[-1] not in (1, 3, 4) or 0 in array.shape:
@@ -59,7 +59,7 @@ def with_channels(array: NDArray[Any], what: str) -> NDArray[Any]:
 
 
 def fit(image: Image.Image, size: int) -> Pixels:
-    """Short side to `size` (Lanczos), centre crop, RGB or grey as it comes: (size, size, C)."""
+    """Scale the short side to `size` (Lanczos) and crop the centre, RGB or grey: (size, size, C)."""
     if image.size != (size, size):
         image = ImageOps.fit(image, (size, size), Image.Resampling.LANCZOS)
     array = np.asarray(image)
@@ -67,7 +67,7 @@ def fit(image: Image.Image, size: int) -> Pixels:
 
 
 def resize(images: Pixels, size: int) -> Pixels:
-    """`fit` for an array of images."""
+    """Apply `fit` to an array of images."""
     if images.shape[1:3] == (size, size):
         return images
     grey = images.shape[-1] == 1
@@ -75,7 +75,7 @@ def resize(images: Pixels, size: int) -> Pixels:
 
 
 def read_image(file: Path, size: int, bits: int | None = None) -> Pixels:
-    """One .npy array, a scanner's file, or any file Pillow can read, as (size, size, 3).
+    """Read one .npy array, a scanner's file, or any file Pillow can read, as (size, size, 3).
 
     `bits`: how many the grey values of deep files (16-bit PNG and TIFF) really use, where they do not say.
     """
@@ -94,14 +94,14 @@ def read_image(file: Path, size: int, bits: int | None = None) -> Pixels:
 
 
 def _said_bits(picture: Image.Image) -> int | None:
-    """Bits that the file itself says its grey values use: TIFF's largest sample value."""
+    """Read how many bits the grey values of the file use: TIFF's largest sample value."""
     largest = getattr(picture, "tag_v2", {}).get(MAX_SAMPLE_VALUE)
     largest = largest[0] if isinstance(largest, tuple) else largest
     return int(largest).bit_length() if largest else None
 
 
 def _shallow(deep: NDArray[np.float64], bits: int | None) -> Pixels:
-    """Grey values of up to 16 bits as 8; twelve bits read as sixteen would be almost black."""
+    """Convert grey values of up to 16 bits to 8; twelve bits read as sixteen would be almost black."""
     highest = float(deep.max())
     if bits is None and highest <= 255:
         return to_uint8(deep, "it")
@@ -122,7 +122,7 @@ NIFTI_TYPES = {2: "u1", 4: "i2", 8: "i4", 16: "f4", 64: "f8", 256: "i1", 512: "u
 
 
 def is_medical(name: str) -> bool:
-    """Whether a file name ends like one of a scanner.
+    """Tell whether a file name ends like one of a scanner.
 
     >>> is_medical("scan.NII.gz"), is_medical("scan.png")
     (True, False)
@@ -131,7 +131,7 @@ def is_medical(name: str) -> bool:
 
 
 def read_medical(file: Path) -> Pixels:
-    """Pixels (H, W) or (H, W, 3) of a DICOM or NIfTI file."""
+    """Read pixels (H, W) or (H, W, 3) of a DICOM or NIfTI file."""
     return read_dicom(file) if file.name.lower().endswith(DICOM) else read_nifti(file)
 
 
@@ -158,7 +158,7 @@ def read_dicom(file: Path) -> Pixels:
 
 
 def _stored_range(data: Any) -> tuple[float, float]:
-    """Smallest and largest value that the stored bits can mean, after the rescale; windows map onto it."""
+    """Compute the smallest and largest value of the stored bits after the rescale; windows map onto it."""
     bits, signed = int(data.BitsStored), bool(data.PixelRepresentation)
     ends = np.array([-(2 ** (bits - 1)), 2 ** (bits - 1) - 1] if signed else [0, 2**bits - 1], np.float64)
     ends = ends * float(data.get("RescaleSlope", 1)) + float(data.get("RescaleIntercept", 0))
@@ -173,7 +173,7 @@ def _colour(stored: NDArray[Any], data: Any) -> Pixels:
 
 
 def read_nifti(file: Path) -> Pixels:
-    """One slice: rescaled, spread over the display range of the header, else over its own values."""
+    """Read one slice: rescaled, spread over the display range of the header, else over its own values."""
     with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as stream:
         slice_ = _slice(stream.read(352))
         stream.read(slice_.offset - 352)
@@ -230,7 +230,7 @@ def _slice(head: bytes) -> _Slice:
 
 
 def spread(values: NDArray[np.float64], low: float, high: float) -> Pixels:
-    """Values from `low` to `high` as 0 to 255.
+    """Map values from `low` to `high` to 0 to 255.
 
     >>> spread(np.array([0.0, 2048.0, 4095.0]), 0, 4095)
     array([  0, 128, 255], dtype=uint8)
@@ -262,7 +262,7 @@ class Decoded:
 
 
 def stamps(items: Iterable[Listed]) -> list[tuple[str, int, int]]:
-    """What the cache's fingerprint needs of every file: path, size and time of change (-1: missing)."""
+    """List path, size and time of change (-1: missing) of every file, for the cache's fingerprint."""
     return [(str(item.file), *_stamp(item.file)) for item in items]
 
 
@@ -306,7 +306,7 @@ def decode(
 
 
 def describe_trouble(item: Listed, error: Exception) -> str:
-    """Why a file cannot be used, in one sentence."""
+    """Explain in one sentence why a file cannot be used."""
     if isinstance(error, FileNotFoundError):
         return f"{item} is missing."
     if isinstance(error, FedLDError):

@@ -93,7 +93,7 @@ Shape = tuple[int, int, int]
 
 
 def read_pictures(path: Path, shape: Shape, bits: int | None = None) -> Iterator[tuple[list[str], Pixels]]:
-    """Names, and pixels (N, H, W, C) brought to a shape the way training data are; some pictures at a time.
+    """Yield names and pixels (N, H, W, C) in the model's shape, prepared as training data are, in batches.
 
     Names are paths below the folder, or rows of an npz file. A picture that cannot be read is said by name.
     """
@@ -152,7 +152,7 @@ def _archive(file: Path, shape: Shape) -> Pixels:
 
 
 def _channels(images: Pixels, wanted: int) -> Pixels:
-    """Grey pictures as coloured ones, or coloured ones as grey; Pillow's weights of the colours."""
+    """Convert grey pictures to coloured ones, or coloured ones to grey by Pillow's weights."""
     have = images.shape[-1]
     if have == wanted:
         return images

@@ -78,7 +78,7 @@ def table_of_frame(frame: Any, spec: DataSpec) -> Table:
 
 
 def _cell(value: Any) -> str:
-    """A cell as a CSV file would have it; missing values are empty, however they are written."""
+    """Format a cell as a CSV file would have it; missing values are empty, however they are written."""
     if value is None or value != value or str(value) in ("<NA>", "NaT"):
         return ""
     if isinstance(value, bool):
@@ -122,7 +122,7 @@ def _build(folder: Path, columns: Columns, file: Path, spec: DataSpec) -> None:
 
 
 def _target_values(columns: Columns, spec: DataSpec, file: Path) -> NDArray[np.float64]:
-    """The numbers of the target columns; an empty cell of a label is unknown (-1)."""
+    """Read the numbers of the target columns; an empty cell of a label is unknown (-1)."""
     wanted = {"survival": 2, "regression": 1}.get(spec.task, len(columns))
     if len(columns) != wanted:
         raise FedLDError(f"{spec.task} has {wanted} target column(s), not '{spec.target_column}'")
@@ -160,7 +160,7 @@ def read_columns(file: Path) -> Columns:
 
 
 def _read_parquet(file: Path) -> Columns:
-    """Columns of numbers, texts, dates and yes or no (1 or 0); empty where a cell is null."""
+    """Read columns of numbers, texts, dates and yes or no (1 or 0); null cells are empty."""
     try:
         import polars
     except ImportError:

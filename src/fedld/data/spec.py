@@ -76,7 +76,7 @@ class DataSpec:
             )
 
     def notes(self, labels: NDArray[np.int64], name: str) -> tuple[str, ...]:
-        """What is to be known of the partition called `name`: whether it is what was asked for."""
+        """Note how the partition called `name` differs from the one that was requested."""
         if callable(self.partition) or name != "dirichlet":
             return ()
         repaired = repair(labels, self.clients, self.alpha, min_size=self.min_size, seed=self.seed)

@@ -30,7 +30,7 @@ def stratified(
     rng: np.random.Generator,
     patients: NDArray[np.str_] | None = None,
 ) -> Mask:
-    """Mask that takes `fraction` of every class; with `patients`, all images of a patient or none.
+    """Draw a mask of `fraction` of every class; with `patients`, all images of a patient or none.
 
     >>> stratified(np.array([0, 0, 0, 0, 1, 1]), 0.5, np.random.default_rng(0)).sum()
     np.int64(3)
@@ -90,7 +90,7 @@ def held_out(
 
 
 def _majorities(labels: Positions, number: Positions) -> tuple[Positions, Positions]:
-    """Most frequent class and number of images of every patient."""
+    """Count the images of every patient, and find the most frequent class."""
     votes = np.zeros((number.max() + 1, labels.max() + 1), np.int64)
     np.add.at(votes, (number, labels), 1)
     return votes.argmax(1), votes.sum(1)
@@ -99,7 +99,7 @@ def _majorities(labels: Positions, number: Positions) -> tuple[Positions, Positi
 def _whole_patients(
     labels: Positions, fraction: float, rng: np.random.Generator, patients: NDArray[np.str_]
 ) -> Mask:
-    """Patients by their most frequent class, in random order, until a class has given its share."""
+    """Draw patients by their most frequent class, in random order, until a class has given its share."""
     taken = np.zeros(len(labels), bool)
     if not len(labels):
         return taken
@@ -117,7 +117,7 @@ def _whole_patients(
 
 
 def number_patients(patients: NDArray[np.str_]) -> Positions:
-    """A number per patient; an image without a name is a patient of its own.
+    """Number the patients; an image without a name is a patient of its own.
 
     >>> number_patients(np.array(["a", "", "a", ""])).tolist()
     [0, 1, 0, 2]
@@ -131,7 +131,7 @@ def number_patients(patients: NDArray[np.str_]) -> Positions:
 
 
 def repeated(hashes: NDArray[np.void], clients: Sequence[Client], test: Positions) -> Iterator[str]:
-    """Sentences on pictures that are equal to the last pixel, in training and test or at two clients."""
+    """Warn of pictures that are equal to the last pixel, in training and test or at two clients."""
     _, number = np.unique(hashes, return_inverse=True)
     seen = np.zeros(number.max() + 1, bool)
     seen[number[np.concatenate([client.train for client in clients])]] = True
@@ -147,7 +147,7 @@ def repeated(hashes: NDArray[np.void], clients: Sequence[Client], test: Position
 
 
 def parted(table: Table, train: Positions, test: Positions) -> Iterator[str]:
-    """A sentence where the dataset's own split has a patient on both sides."""
+    """Warn where the dataset's own split has a patient on both sides."""
     if "patient" in table.columns:
         patients = table.columns["patient"]
         both = (set(patients[train]) & set(patients[test])) - {""}

@@ -62,12 +62,12 @@ COVID = Published(
 
 
 def open_retina(spec: DataSpec, root: Path, progress: Progress | None = None) -> Table:
-    """The Retina folder."""
+    """Open the Retina folder."""
     return open_table(RETINA, spec, root, progress)
 
 
 def open_covid(spec: DataSpec, root: Path, progress: Progress | None = None) -> Table:
-    """The COVID-FL folder."""
+    """Open the COVID-FL folder."""
     return open_table(COVID, spec, root, progress)
 
 
@@ -104,7 +104,7 @@ def open_table(layout: Published, spec: DataSpec, root: Path, progress: Progress
 
 
 def read_lists(home: Path, classes: int) -> list[LabelledFile]:
-    """The files of train.csv and test.csv with their labels, in the order of labels.csv."""
+    """Read the files of train.csv and test.csv with their labels, in the order of labels.csv."""
     listed: dict[str, tuple[str, str]] = {}
     for split in ("train", "test"):
         for fields, where in _lines(home / f"{split}.csv"):
@@ -129,7 +129,7 @@ def read_lists(home: Path, classes: int) -> list[LabelledFile]:
 
 
 def read_clients(folder: Path, rows: list[LabelledFile]) -> Text:
-    """The client of every row, '' for test files and files on no client's list."""
+    """Read the client of every row, '' for test files and files on no client's list."""
     position = {row.name: i for i, row in enumerate(rows) if row.split == "train"}
     clients = [""] * len(rows)
     for file in sorted(folder.glob("*.csv")):
@@ -146,7 +146,7 @@ def read_clients(folder: Path, rows: list[LabelledFile]) -> Text:
 
 
 def _home(layout: Published, spec: DataSpec) -> Path:
-    """`data_root` may be the dataset's folder or the one that holds it."""
+    """Find the dataset's folder: `data_root` itself, or a folder in it."""
     if spec.data_root is None:
         raise FedLDError(f"Dataset '{spec.dataset}' needs data_root, the folder that holds {layout.name}/.")
     root = user_path(spec.data_root).resolve()
@@ -157,7 +157,7 @@ def _home(layout: Published, spec: DataSpec) -> Path:
 
 
 def _lines(file: Path) -> Iterator[Line]:
-    """Non-empty lines with their place; field 0 is a plain file name."""
+    """Read non-empty lines with their place; field 0 is a plain file name."""
     try:
         require_regular(file)
         with file.open(encoding="utf-8-sig", newline="") as stream:

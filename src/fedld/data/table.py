@@ -53,12 +53,12 @@ class Table:
         return self.columns["group"].astype(np.int64) if self.groups else self.labels
 
     def hashes(self) -> NDArray[np.void]:
-        """A digest of every image: equal images have equal ones."""
+        """Read a digest of every image: equal images have equal ones."""
         array: NDArray[np.void] = np.load(self.folder / "hashes.npy", allow_pickle=False).view("V32")[:, 0]
         return array
 
     def statistics(self, clients: Sequence[NDArray[np.int64]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation over the rows of all clients, or those the dataset gives.
+        """Compute mean and standard deviation over the rows of all clients, unless the dataset gives them.
 
         Of pictures they are per channel, of pixel / 255; of a table of numbers per column.
         """
@@ -76,7 +76,7 @@ class Table:
 def column_statistics(
     clients: Sequence[NDArray[np.float32]], names: Sequence[str]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation per column from sums over clients; missing values are in no sum.
+    """Compute mean and deviation per column from sums over clients; missing values are in no sum.
 
     Columns of zeros and ones that say what is missing stay as they are.
     """
@@ -99,7 +99,7 @@ def column_sums(values: NDArray[np.float32]) -> NDArray[np.float64]:
 def statistics_of_sums(
     sums: Sequence[NDArray[np.float64]], names: Sequence[str]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation per column from `column_sums` of every client."""
+    """Compute mean and deviation per column from `column_sums` of every client."""
     count, first, second = np.zeros((3, len(names))) + sum(sums)
     mean = first / np.maximum(count, 1)
     std = np.sqrt(np.maximum(second / np.maximum(count, 1) - mean**2, 0.0))
@@ -110,7 +110,7 @@ def statistics_of_sums(
 
 
 def mean_and_std(sums: NDArray[np.int64], pixels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Per channel, of pixel / 255, from the sum and the sum of squares of so many pixels."""
+    """Compute both per channel, of pixel / 255, from the sum and the sum of squares of so many pixels."""
     first, second = sums / pixels
     std = np.sqrt(np.maximum(second - first**2, 0)) / 255
     # A constant channel would divide by zero; one grey level is the smallest deviation a pixel can show.
@@ -118,12 +118,12 @@ def mean_and_std(sums: NDArray[np.int64], pixels: int) -> tuple[tuple[float, ...
 
 
 def fingerprint(*parts: object) -> str:
-    """Key of a cache entry: whatever decides its content."""
+    """Compute the key of a cache entry from everything that decides its content."""
     return sha256(json.dumps([FORMAT, *parts], sort_keys=True, default=str).encode()).hexdigest()
 
 
 def file_sha256(file: Path) -> str:
-    """Digest of a file's bytes."""
+    """Compute the digest of a file's bytes."""
     digest = sha256()
     try:
         with file.open("rb") as stream:
@@ -207,7 +207,7 @@ def read_table(folder: Path) -> Table:
 
 
 def read_features(folder: Path) -> tuple[str, ...]:
-    """Names of the features of a table of numbers; none for pictures."""
+    """Read the names of the features of a table of numbers; empty for pictures."""
     try:
         return tuple(json.loads((folder / "table.json").read_text()).get("features", ()))
     except (OSError, ValueError):
@@ -215,7 +215,7 @@ def read_features(folder: Path) -> tuple[str, ...]:
 
 
 def read_column(folder: Path, name: str) -> Text | None:
-    """A text column of a cache folder; None where there is none of that name."""
+    """Read a text column of a cache folder; None where there is none of that name."""
     try:
         names = json.loads((folder / "table.json").read_text())["columns"]
         column: Text = np.load(folder / f"column_{names.index(name)}.npy", allow_pickle=False)
@@ -225,7 +225,7 @@ def read_column(folder: Path, name: str) -> Text | None:
 
 
 def _hashes(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Digest of every image, (N, 32)."""
+    """Compute the digest of every image, (N, 32)."""
     digests = [sha256(np.ascontiguousarray(image).data).digest() for image in images]
     return np.frombuffer(b"".join(digests), np.uint8).reshape(len(images), 32)
 

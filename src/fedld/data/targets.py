@@ -92,7 +92,7 @@ def make_targets(
 
 
 def _labels(values: NDArray[Any], what: str, names: Sequence[str] | None) -> Targets:
-    """A sample's group is the rarest of its labels, so that draws have some of every label."""
+    """Group every sample by the rarest of its labels, so that draws have some of every label."""
     if values.ndim != 2 or not 1 <= values.shape[1] <= MOST_LABELS:
         raise FedLDError(
             f"{what} has labels of shape {values.shape}: multilabel needs (N, K), K up to {MOST_LABELS}"
@@ -122,7 +122,7 @@ def _finite(values: NDArray[Any], what: str) -> None:
 
 
 def _numbers(values: NDArray[np.float64], name: str) -> Targets:
-    """Groups are quarters of the values; equal quarters are one."""
+    """Group values by quarters; equal quarters are one."""
     cuts = np.unique(np.quantile(values, np.arange(1, QUARTERS) / QUARTERS)) if len(values) else values
     groups = np.searchsorted(cuts, values, side="right")
     names = [f"below {cuts[0]:.4g}"] if len(cuts) else ["all"]

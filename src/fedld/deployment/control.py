@@ -40,7 +40,7 @@ from fedld.records.schema import ROUNDS, Event, Summary
 
 
 def presence(folder: Path) -> dict[str, Any]:
-    """What the server or site of a folder says of itself, if it runs."""
+    """Read the presence file of a running server or site."""
     try:
         presence_record = dict(json.loads(presence_file(folder).read_text()))
         os.kill(int(presence_record["pid"]), 0)
@@ -50,7 +50,7 @@ def presence(folder: Path) -> dict[str, Any]:
 
 
 def server_status(runs: Path) -> Iterator[str]:
-    """A running server in lines: since when, its sites, its runs."""
+    """Describe a running server in lines: since when, its sites, its runs."""
     control = Control(runs)
     running = control.facts
     yield f"server at {running['address']} since {running['since']}, process {running['pid']}"
@@ -72,7 +72,7 @@ def server_status(runs: Path) -> Iterator[str]:
 
 
 def _node(node: Any, described: dict[str, Any] | None) -> str:
-    """A site as the server sees it, and as far as it disclosed itself in the newest run."""
+    """Describe a site as the server sees it, and as far as it disclosed itself in the newest run."""
     if node is None or not node.last_activated_at:
         return "registered, was never here"
     words = [f"{node.status} since {node.last_activated_at[:19]}"]
@@ -87,7 +87,7 @@ def _node(node: Any, described: dict[str, Any] | None) -> str:
 
 
 def site_status(folder: Path) -> Iterator[str]:
-    """A running site in lines: since when, which server, its newest entries in the ledger."""
+    """Describe a running site in lines: since when, which server, its newest entries in the ledger."""
     running = presence(folder)
     where = f"site '{folder.name}' of server {running['server']}"
     yield f"{where}, process {running['pid']}, since {running['since']}"
@@ -138,7 +138,7 @@ class Control:
             raise FedLDError(f"the server did not take the run: {_said(error)}") from None
 
     def follow(self, run: int) -> Iterator[str]:
-        """The lines of a run's log, until it ends; a server that goes away ends it, too."""
+        """Yield the lines of a run's log until the run or the server ends."""
         rest = ""
         try:
             for part in self._client.StreamLogs(StreamLogsRequest(run_id=run, after_timestamp=0.0)):
@@ -156,14 +156,14 @@ class Control:
             raise FedLDError(f"the run could not be stopped: {_said(error)}") from None
 
     def nodes(self) -> list[Any]:
-        """Flower's view of the sites."""
+        """List the sites as Flower records them."""
         try:
             return list(self._client.ListNodes(ListNodesRequest()).nodes_info)
         except httpx.HTTPError as error:
             raise FedLDError(f"the server does not answer: {_said(error)}") from None
 
     def runs(self) -> list[Any]:
-        """Flower's view of the runs."""
+        """List the runs as Flower records them."""
         try:
             return list(self._client.ListRuns(ListRunsRequest()).run_dict.values())
         except httpx.HTTPError as error:
@@ -186,7 +186,7 @@ Progress = Callable[[Event], None]
 
 
 def flower_defaults(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings for sites: a missing one is left out of a round, but a majority must be there.
+    """Complete settings for sites: a round goes on without a missing site if a majority is there.
 
     Updates of ten times the usual length are refused: one site's poison should not be everybody's.
 
@@ -246,7 +246,7 @@ def _follow(control: Control, run: int, server: Path, out: Path, progress: Progr
 
 
 def _event(line: str) -> Event:
-    """The event that a line of the run's log tells, if it tells one."""
+    """Parse the event in a line of the run's log; empty if the line has none."""
     if not line.startswith('{"event"'):
         return {}
     try:

@@ -49,7 +49,7 @@ class Stored:
     room: float
 
     def full(self) -> bool:
-        """Whether the database, with what is not yet merged into it, is larger than that."""
+        """Tell whether the database, with what is not yet merged into it, exceeds its limit."""
         files = (self.database, self.database.with_name(f"{self.database.name}-wal"))
         return sum(file.stat().st_size for file in files if file.exists()) > self.room
 
@@ -108,14 +108,14 @@ async def _serve(listeners: list[Listener], ready: Callable[[], None]) -> None:
 
 
 def _renew(state: Any, key: bytes) -> None:
-    """A site that was killed and starts again is not there twice."""
+    """Deactivate the old registration of a site that was killed and starts again."""
     node = state.get_node_id_by_public_key(key)
     if node is not None:
         state.deactivate_node(node)
 
 
 def _registrar(registrations: Registrations, state: Any) -> Callable[[], Keys]:
-    """The registered keys; one that is new in the file becomes known to Flower, too."""
+    """Make a reader of the registered keys; a key that is new in the file is added to Flower's state."""
     registered: Keys = {}
 
     def keys() -> Keys:
@@ -175,5 +175,5 @@ def run_supernode(words: list[str], socket_path: Path) -> None:
 
 
 def _say(failed: threading.ExceptHookArgs) -> None:
-    """A sentence where Python prints a traceback; the site connects again by itself."""
+    """Print a sentence in place of a traceback; the site connects again by itself."""
     print(f"fedld: the connection to the server broke: {failed.exc_value}", file=sys.stderr, flush=True)

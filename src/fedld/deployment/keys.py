@@ -47,7 +47,7 @@ def make_certificates(hosts: list[str], folder: Path) -> None:
 
 
 def renew_certificate(hosts: list[str], folder: Path, authority_key: Path | None = None) -> datetime:
-    """A new server.crt and server.key by the authority of old; tells until when they hold.
+    """Write a new server.crt and server.key by the same authority; gives the end of their validity.
 
     Without hosts the names of the old certificate are kept. The old files stay until the new ones are whole.
     """
@@ -80,7 +80,7 @@ def renew_certificate(hosts: list[str], folder: Path, authority_key: Path | None
 def _for_server(
     names: x509.SubjectAlternativeName, server: Key, authority: Key, ca: x509.Certificate
 ) -> x509.Certificate:
-    """The server's certificate, which never outlives its authority's."""
+    """Make the server's certificate, which expires no later than its authority's."""
     until = min(datetime.now(UTC) + timedelta(days=DAYS), ca.not_valid_after_utc)
     first = str(next(iter(names)).value)[:64]
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, first)])
@@ -175,7 +175,7 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _write_private(path: Path, key: Key | Ed25519PrivateKey, form: serialization.PrivateFormat) -> None:
-    """A private key, readable by its owner only from the first moment on."""
+    """Write a private key that only its owner can read, from the first moment on."""
     content = key.private_bytes(PEM, form, serialization.NoEncryption())
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -50,7 +50,7 @@ class FlowerServer:
     disk_gb: float = 50.0
 
     def words(self) -> list[str]:
-        """The SuperLink's command line."""
+        """Give the SuperLink's command line."""
         words = ["--host", self.host, "--port", str(self.port), "--isolation", "process"]
         words += ["--disable-runtime-dependency-installation"]
         if self.insecure:
@@ -121,7 +121,7 @@ class Node:
     peer_key: Path | None = None
 
     def words(self) -> list[str]:
-        """The SuperNode's command line."""
+        """Give the SuperNode's command line."""
         config: dict[str, Any] = {
             "site": site_name(self.site),
             "data": str(self.data.absolute()),
@@ -170,7 +170,7 @@ class Node:
             presence.unlink(missing_ok=True)
 
     def _own_peer_key(self) -> Path:
-        """The site's key for secure rounds: named, or beside the key that the server knows."""
+        """Find the site's key for secure rounds: as named, or beside the key that the server knows."""
         if self.peer_key is None and self.key is None:
             raise FedLDError("--peers needs this site's key for secure rounds: --peer-key NAME.peer.key")
         return self.peer_key or cast(Path, self.key).with_name(f"{self.site}.peer.key")
@@ -186,7 +186,7 @@ class Node:
         return True
 
     def _admitted(self) -> None:
-        """A sentence for a key that the server does not know, before Flower prints its own."""
+        """Check that the server admits the key, and name the remedy before Flower prints its own error."""
         if self.insecure or self.key is None or self.ca is None:
             return
         from fedld.deployment.registrations import check_registration
@@ -202,12 +202,12 @@ class Node:
 
 
 def registrations_file(runs: Path) -> Path:
-    """Where a server's operator keeps names and keys."""
+    """Locate the file in which a server's operator keeps names and keys."""
     return runs / "sites.toml"
 
 
 def presence_file(folder: Path) -> Path:
-    """Where a running server or site says that it runs."""
+    """Locate the file that a server or site has while it runs."""
     return folder / "running.json"
 
 
@@ -218,7 +218,7 @@ def write_presence(file: Path, pid: int, **fields: str) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """A folder that only its owner can enter."""
+    """Make a folder that only its owner can enter."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -278,7 +278,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 @contextmanager
 def logged(file: Path, largest: int = LARGEST) -> Iterator[None]:
-    """What this process and those that it starts print goes to the file, and on to where it went before."""
+    """Copy the output of this process and of its children to the log file as well."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -306,7 +306,7 @@ def logged(file: Path, largest: int = LARGEST) -> Iterator[None]:
 
 
 def _write(reading: int, file: Path, largest: int) -> None:
-    """Until all who could print have ended; a signal to the group does not end the log before them."""
+    """Write lines until all printing processes have ended, also after a signal to their group."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     logging.raiseExceptions = False  # a full disk ends no server

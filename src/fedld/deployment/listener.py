@@ -84,7 +84,7 @@ class BoundedProtocol(H11Protocol):
             self._start_timer()
 
     def on_response_complete(self) -> None:
-        """A connection that stays open is a registered site's."""
+        """Mark the caller of a connection that stays open as registered."""
         super().on_response_complete()
         if not self.transport.is_closing():
             self._forget()
@@ -117,7 +117,7 @@ class Activity:
         self._lock = threading.Lock()
 
     def note(self) -> None:
-        """There may be work."""
+        """Count new work, and wake the callers that wait."""
         with self._lock:
             self.count += 1
             for loop, event in self._waiting:
@@ -184,7 +184,7 @@ class Holding:
         self._seen[caller] = -1 if size else count
 
     async def _wait(self, receive: App) -> bool:
-        """Whether the caller is still there when there may be work, or its time is over."""
+        """Wait for work or the end of the time; tell whether the caller is still connected."""
         work = asyncio.ensure_future(self.activity.changed(self.activity.count))
         gone = asyncio.ensure_future(receive())
         done, rest = await asyncio.wait({work, gone}, timeout=HOLD, return_when=asyncio.FIRST_COMPLETED)
@@ -194,7 +194,7 @@ class Holding:
 
 
 def _caller(scope: Any) -> bytes:
-    """Who calls: a site by its key; where there are no keys, one connection."""
+    """Identify the caller: a site by its key; without keys, one connection."""
     headers: dict[bytes, bytes] = dict(scope["headers"])
     return headers.get(b"flwr-public-key", repr(scope.get("client")).encode())
 
@@ -209,7 +209,7 @@ async def _body(receive: App) -> bytes:
 
 
 def _again(body: bytes, receive: App) -> App:
-    """What was read already, then whatever else comes."""
+    """Replay what was read already, then pass on what follows."""
     replayed = False
 
     async def read() -> Any:

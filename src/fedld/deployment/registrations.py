@@ -54,7 +54,7 @@ class Registrations:
         self._read: tuple[int, Keys] = (-1, {})
 
     def keys(self) -> Keys:
-        """Public keys by site name; a missing file has none."""
+        """Read public keys by site name; a missing file has none."""
         try:
             changed = self.file.stat().st_mtime_ns
         except FileNotFoundError:
@@ -64,7 +64,7 @@ class Registrations:
         return self._read[1]
 
     def name(self, key: bytes) -> str | None:
-        """Whose key this is."""
+        """Find the site with this key; None without one."""
         return next((name for name, registered in self.keys().items() if registered == key), None)
 
     def add(self, name: str, key: Path) -> None:
@@ -126,7 +126,7 @@ def _texts(file: Path) -> dict[str, str]:
 
 
 def _key(name: str, text: str) -> bytes:
-    """A public key as Flower compares it."""
+    """Parse a public key into the form that Flower compares."""
     try:
         key = load_ssh_public_key(text.encode())
     except (ValueError, UnsupportedAlgorithm):
@@ -204,13 +204,13 @@ class Admission:
         return None
 
     def _too_much(self, key: bytes, size: int, sites: int) -> bool:
-        """Whether there is no room left, and this site has had more than its share of it."""
+        """Tell whether the room is used up and this site has had more than its share of it."""
         self.sent[key] += size
         return self.sent[key] > self.room / max(sites, 1) and self.full()
 
 
 def _unsigned(headers: dict[str, str], keys: Keys) -> str | None:
-    """Why a call is not signed by a registered key just now; None if it is."""
+    """Explain why a call is not signed by a registered key just now; None if it is."""
     try:
         key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
         signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
@@ -228,7 +228,7 @@ def _unsigned(headers: dict[str, str], keys: Keys) -> str | None:
 
 
 def _bounded(receive: App) -> App:
-    """What a call sends, cut off where it becomes too large, whatever length it announced."""
+    """Cut a call off where it becomes too large, whatever length it announced."""
     seen = 0
 
     async def read() -> Any:
@@ -247,7 +247,7 @@ async def _answer(send: App, status: int, text: str) -> None:
 
 
 def check_registration(server: str, ca: Path, key: Path) -> str | None:
-    """Why the server turned this key away; one that cannot be reached has not."""
+    """Ask the server whether it admits a key; gives its refusal, None without one or without an answer."""
     try:
         private = load_ssh_private_key(key.read_bytes(), None)
     except (OSError, ValueError, UnsupportedAlgorithm):

@@ -49,7 +49,7 @@ def _run(grid: Grid, out: Path, config: UserConfig) -> Summary:
 
 
 def allowed(out: Path) -> Path:
-    """The run directory, if it lies where this server lets runs be written."""
+    """Check that the run directory lies where this server lets runs be written."""
     runs = _runs()
     if runs and not out.resolve().is_relative_to(runs.resolve()):
         raise FedLDError(f"this server keeps its runs in '{runs}', not in '{out}'")
@@ -57,12 +57,12 @@ def allowed(out: Path) -> Path:
 
 
 def _runs() -> Path | None:
-    """The folder in which this server keeps its runs; its process was started with it."""
+    """Read the folder of this server's runs from the environment."""
     folder = os.environ.get("FEDLD_RUNS")
     return Path(folder) if folder else None
 
 
 def _registered() -> Registered | None:
-    """The names of registered keys; None where every key is admitted."""
+    """Make a reader of the names of registered keys; None where every key is admitted."""
     file = os.environ.get("FEDLD_REGISTRATIONS")
     return Registrations(Path(file)).name if file else None

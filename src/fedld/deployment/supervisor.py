@@ -64,7 +64,7 @@ class BoundedGrid(HttpGrid):
     """Flower's grid, whose replies have a largest size."""
 
     def pull_within(self, message_ids: Iterable[str], largest: int) -> list[Message]:
-        """The replies that have come; one that is too large or broken comes as an error."""
+        """Pull the replies that have come; one that is too large or broken comes as an error."""
         answer = runtime_client(self).PullMessages(PullAppMessagesRequest(message_ids=message_ids))
         pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
         return [self._read(message, tree, largest) for message, tree in pairs]
@@ -123,7 +123,7 @@ class BoundedGrid(HttpGrid):
 
 
 def _names(tree: ObjectTree) -> list[str]:
-    """The objects of a reply, each once."""
+    """List the objects of a reply, each once."""
     names: dict[str, None] = {}
     for k, node in enumerate(iterate_object_tree(tree)):
         if k == OBJECTS:
@@ -133,7 +133,7 @@ def _names(tree: ObjectTree) -> list[str]:
 
 
 def unfolded_size(contents: Contents) -> int:
-    """Bytes of all arrays as they will lie in memory: a piece counts as often as it is named."""
+    """Count the bytes of all arrays in memory: a piece counts as often as it is named."""
     total = sum(map(len, contents.values()))
     for content in contents.values():
         kind, pieces, _ = get_object_head_values_from_object_content(content)
@@ -193,7 +193,7 @@ class _Supervisor:
             self._end_tasks()
 
     def _end_tasks(self) -> None:
-        """A daemon's tasks end with it: to the next one they are strangers, and would say so at length."""
+        """End a daemon's tasks with it: the next daemon would refuse them."""
         for child in self.tasks:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -247,13 +247,13 @@ def _warm_up() -> None:
 
 
 def _end_with_parent(by: signal.Signals) -> None:
-    """Linux: when the process that started this one ends, however it ends, this one gets the signal."""
+    """Let Linux send this process a signal when its parent ends, however it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, by)
 
 
 def _become(main: Main, with_parent: signal.Signals) -> None:
-    """In the fork: be another program, and never come back.
+    """Run another program in the fork, and exit.
 
     A site that is stopped stops at once: Flower's program would wait for a daemon that is gone.
     """
@@ -275,7 +275,7 @@ def _become(main: Main, with_parent: signal.Signals) -> None:
 
 
 def _only_fedld(app: str) -> Main:
-    """Flower's own entry point of an app, with the ways to foreign code closed."""
+    """Give Flower's own entry point of an app, with all ways to load other code replaced."""
     here = Path(str(files("fedld.deployment") / "app"))
     for place in (internals.CLIENT_INSTALL, internals.SERVER_INSTALL):
         place.replace(lambda *_, **__: None)

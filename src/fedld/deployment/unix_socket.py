@@ -21,7 +21,7 @@ TIMEOUT = 30.0
 
 
 def connect(kind: type[C], socket_path: Path, interceptors: Sequence[Any] = (), retry: Any = None) -> C:
-    """A client of Flower that speaks through a Unix socket."""
+    """Make a client of Flower that uses a Unix socket."""
     check_socket(socket_path)
     client = kind("http://localhost", interceptors=interceptors, verify=False, retry_invoker=retry)
     transport = httpx.HTTPTransport(uds=str(socket_path))
@@ -30,7 +30,7 @@ def connect(kind: type[C], socket_path: Path, interceptors: Sequence[Any] = (), 
 
 
 def check_socket(socket_path: Path) -> None:
-    """Somebody else's socket is not trusted, wherever its path was read."""
+    """Refuse a socket in a folder that others can enter, wherever its path was read."""
     try:
         folder = socket_path.parent.stat()
     except OSError:

@@ -26,13 +26,13 @@ class FedNova(Method):
     card: ClassVar[Card] = Card("FedNova", "Wang et al. 2020", communication="a number up")
 
     def client_update(self, client: LocalClient) -> Reply:
-        """FedAvg's, with tau_i."""
+        """Train as FedAvg, and send tau_i."""
         client.train(self.loss)
         tau = client.rate_sum / client.rate
         return client.reply(message={"tau": torch.tensor(tau, dtype=torch.float64)})
 
     def aggregate(self, replies: Replies) -> Aggregate:
-        """The rule applied to updates of one common length of training."""
+        """Apply the rule to updates of one common length of training."""
         tau = torch.stack([message["tau"] for message in replies.messages])
         factor = (replies.p @ tau / tau).to(replies.updates.dtype)
         updates = replies.updates.clone()
@@ -56,15 +56,15 @@ class FedExP(Method):
     starts_from_global: ClassVar[bool] = False
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
-        """The first iterate."""
+        """Store the first iterate."""
         return Server(weights, {"iterate": weights.clone()})
 
     def broadcast(self, server: Server) -> Tree:
-        """Clients start from the last iterate."""
+        """Send the last iterate, from which clients start."""
         return {"weights": server.extra["iterate"]}
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
-        """A step of length eta from the last iterate; the global model lies half way."""
+        """Step by length eta from the last iterate; the global model lies half way."""
         combined = self.aggregate(replies)
         longer = combined.scaled(self.extrapolation(replies, combined.update))
         last, d = server.extra["iterate"], replies.layout.shared
@@ -74,7 +74,7 @@ class FedExP(Method):
         return Server(weights, {"iterate": iterate}), longer
 
     def extrapolation(self, replies: Replies, update: Tensor) -> float:
-        """eta, the server's step size."""
+        """Compute eta, the server's step size."""
         squares = replies.gradients.double().square().sum(1)
         length = update.double().square().sum() + self.epsilon
         return max(1.0, (replies.p @ squares / (2 * length)).item())
@@ -95,14 +95,14 @@ class FedDisco(Method):
     card: ClassVar[Card] = Card("FedDisco", "Ye et al. 2023", communication="a number up (KL)")
 
     def client_update(self, client: LocalClient) -> Reply:
-        """FedAvg's, and the client's discrepancy, which tells how uneven its labels are."""
+        """Train as FedAvg, and send the discrepancy: how uneven the client's labels are."""
         client.train(self.loss)
         # The network tells how many classes there are; asked in eval mode, it learns nothing from this batch.
         batch = client.context(*next(client.samples.in_order(1))).teacher
         return client.reply(message={"discrepancy": discrepancy(client.disclosed(batch.class_counts))})
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
-        """FedAvg's, with the weights of this round's clients changed."""
+        """Step as FedAvg, with the weights of this round's clients changed."""
         discrepancies = replies.stack("discrepancy")
         share = discrepancies / discrepancies.sum() if discrepancies.any() else discrepancies
         weights = replies.p - self.a * share + self.b
@@ -110,7 +110,7 @@ class FedDisco(Method):
 
 
 def discrepancy(counts: Tensor) -> Tensor:
-    """KL(counts / n | uniform), from 0 to log C; 0 where a site sends the count of no class.
+    """Compute KL(counts / n | uniform), from 0 to log C; 0 where a site sends the count of no class.
 
     >>> discrepancy(torch.tensor([5, 5])).item(), round(discrepancy(torch.tensor([9, 0])).item(), 4)
     (0.0, 0.6931)
@@ -137,11 +137,11 @@ class GeneralisationAdjustment(Method):
     card: ClassVar[Card] = Card("GA", "Zhang et al. 2023", communication="a number up (gap)")
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
-        """Weights of all clients."""
+        """Store the weights of all clients."""
         return Server(weights, {"a": shares(sizes, self.client_weights)})
 
     def client_update(self, client: LocalClient) -> Reply:
-        """FedAvg's, with the client's loss before and after training."""
+        """Train as FedAvg, with the client's loss before and after training."""
         before = self.mean_loss(client)
         gap = before - client.state.get("after", before)
         client.train(self.loss)
@@ -149,7 +149,7 @@ class GeneralisationAdjustment(Method):
 
     @torch.no_grad()
     def mean_loss(self, client: LocalClient) -> Tensor:
-        """The objective over all of the client's samples, in eval mode."""
+        """Average the objective over all of the client's samples, in eval mode."""
         client.model.eval()
         total = torch.zeros((), dtype=torch.float64)
         for images, labels in client.samples.in_order(BATCH):
@@ -157,7 +157,7 @@ class GeneralisationAdjustment(Method):
         return total / len(client.samples)
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
-        """New weights from the gaps, then FedAvg's step with them."""
+        """Compute new weights from the gaps, then step as FedAvg with them."""
         a, here = server.extra["a"].clone(), replies.rows
         gap = replies.stack("gap")
         if gap.any():

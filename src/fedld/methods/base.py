@@ -68,7 +68,7 @@ ClientWeights = Literal["size", "uniform"]
 
 
 def shares(sizes: Sequence[float], by: ClientWeights = "size") -> Tensor:
-    """p over some clients, summing to one.
+    """Compute p over some clients, summing to one.
 
     >>> shares([30, 10]).tolist(), shares([30, 10], "uniform").tolist()
     ([0.75, 0.25], [0.5, 0.5])
@@ -104,7 +104,7 @@ class Messages:
         return replace(self, sizes=tuple(weights.clamp(min=floor).tolist()), client_weights="size")
 
     def rows_with(self, key: str) -> list[int]:
-        """Rows of the clients that sent an entry."""
+        """Select the rows of the clients that sent an entry."""
         if self.summed:
             return self.rows if any(key in message for message in self.messages) else []
         return [row for row, m in zip(self.rows, self.messages, strict=True) if key in m]
@@ -118,11 +118,11 @@ class Messages:
         return (weights.sum(0, keepdim=True) if self.summed else weights) @ values
 
     def stack(self, key: str) -> Tensor:
-        """One entry of the messages, a row for each client."""
+        """Stack one entry of the messages, a row for each client."""
         return torch.stack([message[key] for message in self.messages])
 
     def mean(self, key: str) -> Tensor:
-        """Weighted mean of one entry of the messages."""
+        """Average one entry of the messages by the clients' weights."""
         stacked = self.stack(key)
         mean: Tensor = torch.tensordot(self.p.to(stacked.dtype), stacked, dims=1)
         return mean
@@ -428,7 +428,7 @@ class Method:
         return len(self.rule.bases())
 
     def _compared(self, replies: Replies) -> Aggregate:
-        """An empty update, and a report that tells how far the clients' steps lie apart."""
+        """Give an empty update, and a report of how far the clients' steps lie apart."""
         steps = replies.updates[:, : replies.layout.trainable]
         compared = aggregate(
             steps, replies.sizes, self.rule, weights=replies.client_weights, clients=replies.clients
@@ -476,7 +476,7 @@ class Method:
         return self._combine_buffers(replies, replies.layout.shared_buffers(replies.updates), private=False)
 
     def _combine_buffers(self, replies: Replies, values: Tensor, *, private: bool) -> Tensor:
-        """Mean of the clients' buffers (m, b), or median if the rule is robust."""
+        """Average the clients' buffers (m, b), or take their median if the rule is robust."""
         p = replies.p
         mean = location_of(self.rule, values, p / p.sum())
         return replies.layout.count_batches(mean, values, private=private)

@@ -28,11 +28,11 @@ class Local(Method):
     has_global: ClassVar[bool] = False
 
     def private(self, model: nn.Module) -> frozenset[str]:
-        """Every parameter and buffer."""
+        """Name every parameter and buffer."""
         return frozenset(name for name, _ in (*model.named_parameters(), *model.named_buffers()))
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
-        """The server has nothing to do."""
+        """Change nothing: there is no global model."""
         return server, self.aggregate(replies)
 
 
@@ -43,7 +43,7 @@ class Central(Method):
     card: ClassVar[Card] = Card("Central", "reference", communication="all data up")
 
     def federation(self, federation: Federation) -> Federation:
-        """One client that holds everybody's samples."""
+        """Make one client of all clients' samples."""
         owned = ((client.train, client.test, client.validation) for client in federation.clients)
         train, test, validation = (np.sort(np.concatenate(part)) for part in zip(*owned, strict=True))
         return replace(federation, clients=(Client("pooled", train, test, validation=validation),))

@@ -29,13 +29,13 @@ class FedBN(Method):
         return frozenset(batchnorm_names(model))
 
     def client_update(self, client: LocalClient) -> Reply:
-        """FedAvg's, with a copy of the client's BatchNorm."""
+        """Train as FedAvg, and send a copy of the client's BatchNorm."""
         client.train(self.loss)
         parameters = client.layout.private_parameters(client.weights).clone()
         return client.reply(message={"batchnorm": parameters} if len(parameters) else {})
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
-        """FedAvg's step on the rest; the global model has the mean BatchNorm of this round's clients."""
+        """Step as FedAvg on the rest; the global model has the mean BatchNorm of this round's clients."""
         server = super().step(server, replies, update)
         if "batchnorm" in replies.messages[0]:
             replies.layout.private_parameters(server.weights).copy_(replies.mean("batchnorm"))
@@ -57,5 +57,5 @@ class SiloBN(FedBN):
     )
 
     def private(self, model: nn.Module) -> frozenset[str]:
-        """Statistics of every BatchNorm."""
+        """Name the statistics of every BatchNorm."""
         return super().private(model) - {name for name, _ in model.named_parameters()}

@@ -67,5 +67,5 @@ class FedDecorr(Method):
     sums_suffice: ClassVar[bool] = True
 
     def check(self, model: nn.Module) -> None:
-        """It needs features and a head."""
+        """Check that the network has features and a head."""
         as_model(model)

@@ -32,19 +32,19 @@ class CCVR(Method):
     calibrates: ClassVar[bool] = True
 
     def check(self, model: nn.Module) -> None:
-        """It needs features and, as its last layer, a head."""
+        """Check that the network has features and, as its last layer, a head."""
         names = [name for name, _ in model.named_parameters()]
         if head_names(as_model(model)) != names[-2:]:
             raise FedLDError(f"{self.card.title} needs a network that ends in its head")
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
-        """Where the head lies: its weight (C, F) and bias (C,) are the last parameters."""
+        """Locate the head: its weight (C, F) and bias (C,) are the last parameters."""
         weight, bias = [entry for entry in layout.entries if entry.kind == "parameter"][-2:]
         return Server(weights, {"head": torch.tensor([weight.start, bias.start, *weight.shape])})
 
     @torch.no_grad()
     def prepare(self, client: LocalClient) -> Tree:
-        """Counts (C,), means (C, F) and covariances (C, F, F) of the client's features by class."""
+        """Compute counts (C,), means (C, F) and covariances (C, F, F) of the client's features by class."""
         model, batches = as_model(client.model), client.embedded()
         features, labels = torch.cat([f.double() for f, _ in batches]), torch.cat([y for _, y in batches])
         classes, width = model.head.weight.shape
@@ -59,7 +59,7 @@ class CCVR(Method):
         return {"counts": counts, "means": means, "covariances": covariances}
 
     def calibrate(self, server: Server, messages: Messages) -> Server:
-        """The global model with its head trained on virtual features."""
+        """Train the global model's head on virtual features."""
         counts, means, covariances = (messages.stack(key) for key in ("counts", "means", "covariances"))
         weight_at, bias_at, classes, width = server.extra["head"].tolist()
         drawn, labels = [], []
@@ -79,7 +79,7 @@ class CCVR(Method):
         return replace(server, weights=weights)
 
     def fit(self, weight: Tensor, bias: Tensor, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
-        """Softmax regression by plain SGD, in place; a convex problem, with the gradient (softmax - y) x."""
+        """Fit softmax regression by plain SGD, in place; a convex problem with gradient (softmax - y) x."""
         for _ in range(self.epochs):
             for part in torch.split(torch.randperm(len(y), generator=generator), BATCH):
                 slope = (F.linear(x[part], weight, bias).softmax(1) - F.one_hot(y[part], len(bias))) / len(
@@ -90,7 +90,7 @@ class CCVR(Method):
 
 
 def merged(n: Tensor, means: Tensor, covariances: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of all clients' features together, from each one's own (Eq. 4 and 5)."""
+    """Merge every client's mean and covariance into those of all features (Eq. 4 and 5)."""
     total = n.sum()
     mean = n @ means / total
     within = torch.tensordot((n - 1).clamp(min=0), covariances, dims=1)
@@ -99,7 +99,7 @@ def merged(n: Tensor, means: Tensor, covariances: Tensor) -> tuple[Tensor, Tenso
 
 
 def virtual(mean: Tensor, covariance: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Draws from a Gaussian whose covariance may be singular."""
+    """Draw from a Gaussian with a covariance that may be singular."""
     values, axes = torch.linalg.eigh(covariance)
     noise = torch.randn(count, len(mean), generator=generator, dtype=mean.dtype)
     drawn: Tensor = mean + noise * values.clamp(min=0).sqrt() @ axes.T

@@ -25,7 +25,7 @@ class ClassFeatures:
 
 @torch.no_grad()
 def by_class(client: LocalClient) -> ClassFeatures:
-    """Features of the client's model as it is now, in eval mode, without augmentation."""
+    """Compute features of the client's model as it is now, in eval mode, without augmentation."""
     model = as_model(client.model)
     like, classes = client.weights, model.head.out_features
     counts, squares = like.new_zeros(classes), like.new_zeros(classes)

@@ -29,12 +29,12 @@ class FedDyn(Method):
     card: ClassVar[Card] = Card("FedDyn", "Acar et al. 2021")
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
-        """h = 0, and the weight of every client in it."""
+        """Store h = 0, and the weight of every client in it."""
         h = torch.zeros_like(layout.shared_parameters(weights))
         return Server(weights, {"h": h, "p": shares(sizes, self.client_weights).to(h.dtype)})
 
     def client_update(self, client: LocalClient) -> Reply:
-        """SGD on the regularised loss; h_i stays here."""
+        """Train on the regularised loss; h_i stays at the client."""
         start = client.weights.clone()
         h = client.state.get("h", torch.zeros_like(start))
 
@@ -45,7 +45,7 @@ class FedDyn(Method):
         return client.reply(state={"h": h - self.alpha * (client.weights - start)})
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
-        """The aggregate, and back by h / alpha."""
+        """Step by the aggregate, and back by h / alpha."""
         h = server.extra["h"] - self.alpha * replies.over_all(server.extra["p"], replies.gradients)
         server = replace(server, extra={**server.extra, "h": h})
         return super().step(server, replies, update - h / self.alpha)

@@ -30,11 +30,11 @@ class FedIIR(Method):
     card: ClassVar[Card] = Card("FedIIR", "Guo et al. 2023", communication="head gradient each way")
 
     def check(self, model: nn.Module) -> None:
-        """It needs features and a head."""
+        """Check that the network has features and a head."""
         as_model(model)
 
     def broadcast(self, server: Server) -> Tree:
-        """The mean gradient, once there is one."""
+        """Send the mean gradient, once there is one."""
         return server.extra
 
     @property
@@ -43,21 +43,21 @@ class FedIIR(Method):
         return not self.lagged
 
     def prepare(self, client: LocalClient) -> Tree:
-        """Gradient of the head at the incoming model."""
+        """Compute the gradient of the head at the incoming model."""
         return {"gradient": self.mean_gradient(client)}
 
     def prepared_lengths(self, message: Tree) -> dict[str, float]:
-        """The length of the gradient."""
+        """Measure the length of the gradient."""
         return {"gradient": float(torch.linalg.vector_norm(message["gradient"], dtype=torch.float64))}
 
     def gather(self, server: Server, messages: Messages) -> Server:
-        """The moving average of the gradients, started at zero."""
+        """Update the moving average of the gradients, started at zero."""
         new = messages.mean("gradient")
         gm = self.ema * server.extra.get("gm", torch.zeros_like(new)) + (1 - self.ema) * new
         return replace(server, extra={"gm": gm})
 
     def client_update(self, client: LocalClient) -> Reply:
-        """SGD on the penalised objective."""
+        """Train on the penalised objective."""
         message = self.prepare(client) if self.lagged else {}
         common = client.message.get("gm")
 
@@ -69,14 +69,14 @@ class FedIIR(Method):
         return client.reply(message=message)
 
     def head_gradient(self, context: Context) -> tuple[Tensor, Tensor]:
-        """The objective on a batch and its gradient in the head's parameters, itself differentiable."""
+        """Compute the objective on a batch and its differentiable gradient in the head's parameters."""
         value = self.objective.loss(context)
         head = as_model(context.model).head
         parts = torch.autograd.grad(value, list(head.parameters()), create_graph=True)
         return value, torch.cat([part.flatten() for part in parts])
 
     def mean_gradient(self, client: LocalClient) -> Tensor:
-        """Gradient of the head over all of the client's samples, in eval mode."""
+        """Average the head's gradient over all of the client's samples, in eval mode."""
         client.model.eval()
         total: Tensor | float = 0.0
         for images, labels in client.samples.in_order(BATCH):
@@ -85,5 +85,5 @@ class FedIIR(Method):
         return total / len(client.samples)
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
-        """FedAvg's step; the lagged form has its gradients now."""
+        """Step as FedAvg; the lagged form has its gradients now."""
         return super().step(self.gather(server, replies) if self.lagged else server, replies, update)

@@ -46,11 +46,11 @@ class FedLDOfficial(Method):
     card: ClassVar[Card] = Card("FedLD, released code", "Zeng et al. 2024")
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
-        """Nothing has moved yet."""
+        """Store that nothing has moved yet."""
         return Server(weights, {"moved": torch.tensor(False)})
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
-        """Plain mean until the model has moved once, the rule afterwards."""
+        """Use the plain mean until the model has moved once, the rule afterwards."""
         rule = self.rule if server.extra["moved"] else Mean()
         combined = replace(self, rule=rule).aggregate(replies)
         server = replace(server, extra={"moved": server.extra["moved"] | combined.update.any()})

@@ -42,27 +42,27 @@ class FedPAC(Method):
     reads_features: ClassVar[bool] = True
 
     def check(self, model: nn.Module) -> None:
-        """It needs features and a head."""
+        """Check that the network has features and a head."""
         as_model(model)
 
     def private(self, model: nn.Module) -> frozenset[str]:
-        """The head: aggregated for each client by itself."""
+        """Name the head, which is aggregated for each client by itself."""
         return frozenset(head_names(as_model(model)))
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
-        """Every client starts from the same head; there are no prototypes yet."""
+        """Start every client from the same head; there are no prototypes yet."""
         return Server(weights, {"heads": layout.private_parameters(weights).repeat(len(sizes), 1)})
 
     def broadcast(self, server: Server) -> Tree:
-        """Global prototypes, and which classes have one."""
+        """Send the global prototypes, and which classes have one."""
         return {key: server.extra[key] for key in ("prototypes", "known") if key in server.extra}
 
     def personal(self, server: Server, row: int) -> Tree:
-        """The client's own mixture of heads."""
+        """Send the client's own mixture of heads."""
         return {"private": server.extra["heads"][row]}
 
     def client_update(self, client: LocalClient) -> Reply:
-        """Statistics, head, body, prototypes."""
+        """Compute statistics, train head and body, compute prototypes."""
         h, v = statistics(by_class(client))
         head = head_names(as_model(client.model))
         body = [name for name, _ in client.model.named_parameters() if name not in head]
@@ -81,7 +81,7 @@ class FedPAC(Method):
 
     @staticmethod
     def alignment(features: Tensor, labels: Tensor, message: Tree) -> Tensor:
-        """Mean squared distance to the global prototypes; a class that has none yet pulls nowhere."""
+        """Compute the mean squared distance to the global prototypes; 0 for a class without one."""
         if "prototypes" not in message:
             return features.new_zeros(())
         has_prototype = message["known"][labels].bool()[:, None]
@@ -91,7 +91,7 @@ class FedPAC(Method):
         return F.mse_loss(features, target)
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
-        """Body, prototypes, and a head for every client of this round."""
+        """Update body, prototypes, and a head for every client of this round."""
         layout, server = replies.layout, super().step(server, replies, update)
         trained = torch.stack([message["head"] for message in replies.messages])
         heads = server.extra["heads"].clone()
@@ -100,7 +100,7 @@ class FedPAC(Method):
         return replace(server, extra={"heads": heads, **self._prototypes(server, replies)})
 
     def _prototypes(self, server: Server, replies: Replies) -> Tree:
-        """Mean prototypes by class counts; a class without samples in this round keeps its old one."""
+        """Average prototypes by class counts; a class without samples in this round keeps its old one."""
         counts = torch.stack([message["counts"] for message in replies.messages])
         means = torch.stack([message["prototypes"] for message in replies.messages])
         total = counts.sum(0)
@@ -114,7 +114,7 @@ class FedPAC(Method):
 
 
 def statistics(class_features: ClassFeatures) -> tuple[Tensor, Tensor]:
-    """h_k = py_k mu_k and v = (sum_k py_k E|f|^2_k - sum_k |h_k|^2) / n, the variance of the mean."""
+    """Compute h_k = py_k mu_k and v = (sum_k py_k E|f|^2_k - sum_k |h_k|^2) / n, the mean's variance."""
     n = class_features.counts.sum()
     share = class_features.counts / n
     h = share[:, None] * class_features.means
@@ -122,14 +122,14 @@ def statistics(class_features: ClassFeatures) -> tuple[Tensor, Tensor]:
 
 
 def head_mixtures(replies: Replies) -> Tensor:
-    """Row i: the weights a_j with which client i mixes the heads of this round's clients."""
+    """Compute in row i the weights a_j with which client i mixes the heads of this round's clients."""
     h = torch.stack([message["h"].flatten() for message in replies.messages]).double().numpy()
     v = torch.stack([message["v"] for message in replies.messages]).double().numpy()
     return torch.from_numpy(np.stack([mixture(h - h[i], v) for i in range(len(h))]))
 
 
 def mixture(D: NDArray[np.float64], v: NDArray[np.float64]) -> NDArray[np.float64]:
-    """argmin a'(diag(v) + DD')a on the simplex: the shortest point of a convex hull, exactly.
+    """Minimise a'(diag(v) + DD')a on the simplex: the shortest point of a convex hull, exactly.
 
     >>> mixture(np.zeros((2, 3)), np.array([1.0, 3.0])).round(6)
     array([0.75, 0.25])

@@ -17,7 +17,7 @@ class FedProx(Method):
     sums_suffice: ClassVar[bool] = True
 
     def client_update(self, client: LocalClient) -> Reply:
-        """SGD on the objective; the proximal term enters as its gradient mu (w - w_t)."""
+        """Train on the objective; the proximal term enters as its gradient mu (w - w_t)."""
         anchor = client.weights.clone()
 
         def proximal(weights: Tensor, gradient: Tensor) -> None:

@@ -26,7 +26,7 @@ class LDA(ClosedForm):
     tolerance: ClassVar[float] = 1.25  # chosen by cross-entropy, bounded by squared errors
 
     def plan(self, problem: LinearProblem, candidates: Tensor) -> Tree:
-        """A basis in which the covariance is diagonal, and the classes in it."""
+        """Compute a basis in which the covariance is diagonal, and the classes in it."""
         means = class_means(problem)
         values, vectors = torch.linalg.eigh(within(problem, means))
         return {
@@ -46,7 +46,7 @@ class LDA(ClosedForm):
         return plan["values"], means * plan["counts"].sqrt(), means * plan["counts"]
 
     def leave_one_out(self, plan: Tree, z: Tensor, labels: Tensor, k: int) -> Tensor:
-        """Discriminants from means and covariance without the image, by a step of rank one.
+        """Compute discriminants from means and covariance without the image, by a step of rank one.
 
         Without an image d from its class mean, n_c and n fall by one, the mean moves by -d / (n_c - 1) and S
         loses n_c / (n_c - 1) dd'.
@@ -68,11 +68,11 @@ class LDA(ClosedForm):
         return zm + gain * zd * dm - (mm + gain * dm.square()) / 2 + plan["prior"]
 
     def error(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy: the model is one of probabilities."""
+        """Compute the cross-entropy, as the model is one of probabilities."""
         return F.cross_entropy(logits, labels, reduction="none")
 
     def solve(self, problem: LinearProblem, lam: float) -> tuple[Tensor, Tensor]:
-        """M^-1 mu_c, and what belongs to no feature."""
+        """Compute M^-1 mu_c, and the constant term of every class."""
         means = class_means(problem)
         damped = within(problem, means) + lam * torch.eye(len(problem.mean)).to(problem.scatter)
         weight = problem.n * cholesky_solve(damped, means.T)
@@ -86,10 +86,10 @@ class LDA(ClosedForm):
 
 
 def class_means(problem: LinearProblem) -> Tensor:
-    """Means of the standardised inputs by class (C, D); zero without images."""
+    """Compute means of the standardised inputs by class (C, D); zero without images."""
     return (problem.targets / problem.counts.clamp(min=1)).T
 
 
 def within(problem: LinearProblem, means: Tensor) -> Tensor:
-    """Scatter within classes (D, D)."""
+    """Compute the scatter within classes (D, D)."""
     return problem.scatter - means.T @ (problem.counts[:, None] * means)

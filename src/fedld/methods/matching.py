@@ -52,7 +52,7 @@ class Matching:
         return np.asarray(1 / self.sigma0**2 + counts / self.sigma**2)
 
     def gains(self, j: int) -> Array:
-        """Gain in log posterior of giving neuron l of client j to global neuron i, old or new."""
+        """Compute the gain in log posterior of giving neuron l of client j to global neuron i, old or new."""
         w, s, J = self.neurons[j] / self.sigma**2, self.sums / self.sigma**2, len(self.neurons)
         squares = (w**2).sum(1)[:, None] + 2 * w @ s.T + (s**2).sum(1)
         old = squares / self._precision(self.counts + 1) - (s**2).sum(1) / self._precision(self.counts)
@@ -88,7 +88,7 @@ class Matching:
         self.assignment = {k: renumbered[old] for k, old in self.assignment.items()}
 
     def run(self, sweeps: Iterable[Sequence[int]]) -> "Matching":
-        """Everybody once, the largest first; then each sweep takes every client out and matches it anew."""
+        """Match all clients once, the largest first; then each sweep removes and rematches every client."""
         for j in sorted(range(len(self.neurons)), key=lambda j: -len(self.neurons[j])):
             self.add(j)
         for sweep in sweeps:
@@ -118,7 +118,7 @@ class NeuronMatching(Method):
     """Average after every client's neurons were put into one order, that of the first client."""
 
     def check(self, model: nn.Module) -> None:
-        """Plain stacks only: shortcuts tie the order of distant layers, BatchNorm adds statistics to it."""
+        """Accept plain stacks only: shortcuts tie the order of distant layers, BatchNorm adds statistics."""
         if not isinstance(model, PlainCNN):
             raise FedLDError(
                 f"{self.card.title} matches neurons of plain stacks (models cnn, vgg9); it cannot match "
@@ -126,11 +126,11 @@ class NeuronMatching(Method):
             )
 
     def orders(self, server: Server, clients: Sequence[Sequence[Layer]]) -> list[list[Permutation]]:
-        """For every client an order of the neurons of every hidden layer."""
+        """Compute for every client an order of the neurons of every hidden layer."""
         raise NotImplementedError
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
-        """FedAvg's, on the rearranged models."""
+        """Step as FedAvg on the rearranged models."""
         layout, models = replies.layout, server.weights + replies.updates
         orders = self.orders(server, [layers(layout, model) for model in models])
         matched = torch.stack([rearranged(layout, *pair) for pair in zip(models, orders, strict=True)])
@@ -138,13 +138,13 @@ class NeuronMatching(Method):
 
 
 def pairs(layout: Layout) -> list[tuple[Entry, Entry]]:
-    """Weight and bias of every layer, in order of computation."""
+    """List weight and bias of every layer, in order of computation."""
     entries = [entry for entry in layout.entries if entry.kind == "parameter"]
     return list(zip(entries[::2], entries[1::2], strict=True))
 
 
 def layers(layout: Layout, vector: Tensor) -> list[Layer]:
-    """A plain network as a list of layers, in float64."""
+    """List the layers of a plain network, in float64."""
     layers: list[Layer] = []
     for weight, bias in pairs(layout):
         view = weight.view(vector).double()
@@ -154,7 +154,7 @@ def layers(layout: Layout, vector: Tensor) -> list[Layer]:
 
 
 def rearranged(layout: Layout, vector: Tensor, orders: Sequence[Permutation]) -> Tensor:
-    """The same network with the neurons of its hidden layers in another order."""
+    """Rearrange the neurons of a network's hidden layers."""
     result, stack = vector.clone(), layers(layout, vector)
     everything = [torch.arange(len(stack[-1].bias))]
     outs = [torch.from_numpy(order) for order in orders] + everything
@@ -190,11 +190,11 @@ class FedMA(NeuronMatching):
     )
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
-        """No layer is frozen."""
+        """Store that no layer is frozen."""
         return Server(weights, {"frozen": torch.tensor(0), "layers": torch.tensor(len(pairs(layout)))})
 
     def broadcast(self, server: Server) -> Tree:
-        """How many layers are frozen."""
+        """Send how many layers are frozen."""
         return {"frozen": server.extra["frozen"]}
 
     def client_update(self, client: LocalClient) -> Reply:
@@ -210,7 +210,7 @@ class FedMA(NeuronMatching):
         return client.reply(message={"counts": client.disclosed(counts)})
 
     def orders(self, server: Server, clients: Sequence[Sequence[Layer]]) -> list[list[Permutation]]:
-        """From the input upwards: each layer is matched with its inputs already in the common order."""
+        """Match layers from the input upwards, each with its inputs already in the common order."""
         frozen, depth = int(server.extra["frozen"]), len(clients[0]) - 1
         orders_by_client: list[list[Permutation]] = [[] for _ in clients]
         for level in range(depth):
@@ -239,7 +239,7 @@ class FedMA(NeuronMatching):
         return [np.argsort(matching.assignment[j])[first] for j in range(len(neurons))]
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
-        """FedAvg's step, class by class in the last layer; one more layer is frozen, or all are set free."""
+        """Step as FedAvg, class by class in the last layer; freeze one more layer, or set all free."""
         update, shares = update.clone(), class_shares(replies).to(update)
         for entry in pairs(replies.layout)[-1]:
             rows = torch.stack([entry.view(update) for update in replies.updates])
@@ -249,7 +249,7 @@ class FedMA(NeuronMatching):
 
 
 def class_shares(replies: Replies) -> Tensor:
-    """(m, C): what share of a class's samples a client has; of a class without samples, its weight p."""
+    """Compute (m, C): a client's share of a class's samples; its weight p for a class without samples."""
     counts = replies.stack("counts").double()
     return torch.where(counts.sum(0) > 0, counts / counts.sum(0).clamp(min=1), replies.p[:, None])
 
@@ -287,7 +287,7 @@ class GAMF(NeuronMatching):
 
 
 def affinity(layers: Sequence[Layer], P: Sequence[Tensor], mean: Sequence[Layer], level: int) -> Tensor:
-    """M[o, c]: likeness of the client's channel o and the common channel c by what goes in and comes out.
+    """Compute M[o, c]: how alike the weights in and out of the client's channel o and common channel c are.
 
     P[l] takes the inputs of layer l to the common order and P[l + 1] its outputs.
     """
@@ -302,7 +302,7 @@ def affinity(layers: Sequence[Layer], P: Sequence[Tensor], mean: Sequence[Layer]
 
 
 def sinkhorn(scores: Tensor, iterations: int) -> Tensor:
-    """exp(scores) made doubly stochastic: rows and columns normalised in turn, rows first.
+    """Make exp(scores) doubly stochastic: normalise rows and columns in turn, rows first.
 
     >>> sinkhorn(torch.zeros(2, 2), 4)
     tensor([[0.5000, 0.5000],
@@ -314,7 +314,7 @@ def sinkhorn(scores: Tensor, iterations: int) -> Tensor:
 
 
 def aligned(layers: Sequence[Layer], P: Sequence[Tensor]) -> list[Layer]:
-    """The client's network in the common order, as far as the soft assignments know it."""
+    """Bring the client's network into the common order, as far as the soft assignments go."""
     return [
         Layer(torch.einsum("oc,oik,id->cdk", P[i + 1], layer.weight, P[i]), layer.bias @ P[i + 1])
         for i, layer in enumerate(layers)
@@ -329,7 +329,7 @@ def _mean(stacks: Sequence[Sequence[Layer]]) -> list[Layer]:
 
 
 def _start(reference: Sequence[Layer], widths: Sequence[int], client: int) -> list[Tensor]:
-    """Inputs and classes are in order; of hidden channels nothing is known, save for the first client."""
+    """Start with inputs and classes in order, and hidden channels equal; the first client gives the order."""
 
     def identity(size: int) -> Tensor:
         return torch.eye(size, dtype=torch.float64)

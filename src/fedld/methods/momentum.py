@@ -27,15 +27,15 @@ class FedCM(Method):
     needs_linear: ClassVar[str] = "Delta is the mean gradient, read from how far one rate moved the weights"
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
-        """Delta = 0."""
+        """Store Delta = 0."""
         return Server(weights, {"delta": torch.zeros_like(layout.shared_parameters(weights))})
 
     def broadcast(self, server: Server) -> Tree:
-        """The direction of the last round."""
+        """Send the direction of the last round."""
         return {"delta": server.extra["delta"]}
 
     def client_update(self, client: LocalClient) -> Reply:
-        """SGD on a mixture of the own gradient and Delta."""
+        """Train on a mixture of the own gradient and Delta."""
         pull = (1 - self.alpha) * client.message["delta"]
 
         def momentum(weights: Tensor, gradient: Tensor) -> None:
@@ -45,7 +45,7 @@ class FedCM(Method):
         return client.reply(message={"rate_sum": torch.tensor(client.rate_sum, dtype=torch.float64)})
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
-        """FedAvg's step; Delta is the aggregate over the clients' mean K lr."""
+        """Step as FedAvg; Delta is the aggregate over the clients' mean K lr."""
         delta = -update / replies.mean("rate_sum").item()
         return super().step(replace(server, extra={"delta": delta}), replies, update)
 
@@ -65,16 +65,16 @@ class FedACG(FedProx):
     starts_from_global: ClassVar[bool] = False
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
-        """No momentum."""
+        """Store a momentum of zero."""
         return Server(weights, {"m": torch.zeros_like(layout.shared_parameters(weights))})
 
     def broadcast(self, server: Server) -> Tree:
-        """The point to start from, ahead of the global model."""
+        """Send the point to start from, ahead of the global model."""
         ahead, m = server.weights.clone(), server.extra["m"]
         ahead[: len(m)] += self.lam * m
         return {"weights": ahead}
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
-        """Along the momentum."""
+        """Step along the momentum."""
         m = self.lam * server.extra["m"] + update
         return super().step(replace(server, extra={"m": m}), replies, m)

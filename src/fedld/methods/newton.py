@@ -57,7 +57,7 @@ class Newton(SumsMethod):
         return replace(server, weights=set_head(weights, layout, head_of(layout), zeros[0], zeros[1]))
 
     def client_update(self, client: LocalClient) -> Reply:
-        """The update is the negative mean gradient; the model at the client stays as it is."""
+        """Send the negative mean gradient as update; the model at the client stays as it is."""
         inputs, labels = head_inputs(client)
         head = as_model(client.model).head
         logits = F.linear(inputs, head.weight.to(inputs), head.bias.to(inputs)).detach()
@@ -71,7 +71,7 @@ class Newton(SumsMethod):
         return replace(reply, update=gradient)
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
-        """A step by the bound of the Hessian."""
+        """Step by the bound of the Hessian."""
         combined, layout = self.aggregate(replies), replies.layout
         problem, names = LinearProblem.of(server.extra), head_of(layout)
         slope = torch.zeros_like(server.weights)
@@ -127,15 +127,15 @@ class CoxNewton(SumsMethod):
         )
 
     def broadcast(self, server: Server) -> Tree:
-        """The coefficients in float64."""
+        """Send the coefficients in float64."""
         return {"cox": server.extra["cox"]}
 
     def sums(self, client: LocalClient) -> Tree:
-        """X'X, for means and deviations of the inputs."""
+        """Compute X'X, for means and deviations of the inputs."""
         return client_sums(client, Codes(_ones, _no_losses, scaled=False, task=Survival()))
 
     def client_update(self, client: LocalClient) -> Reply:
-        """Gradient and Hessian; the update is the negative mean gradient, and the model stays as it is."""
+        """Send the negative mean gradient as update, and the Hessian; the client's model stays as it is."""
         inputs, targets = head_inputs(client, Survival())
         loss, gradient, hessian = cox_derivatives(inputs, targets, client.message["cox"].to(inputs))
         client.loss_sum, client.loss_count = loss.item(), len(targets)

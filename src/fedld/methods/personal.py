@@ -32,7 +32,7 @@ class Ditto(Method):
     personalised: ClassVar[bool] = True
 
     def client_update(self, client: LocalClient) -> Reply:
-        """FedAvg's update, then the client's own model, which predicts and stays here."""
+        """Train as FedAvg, then the client's own model, which predicts and stays here."""
         incoming = client.weights.clone()
 
         def proximal(weights: Tensor, gradient: Tensor) -> None:
@@ -65,11 +65,11 @@ class FedRoD(Method):
     personalised: ClassVar[bool] = True
 
     def check(self, model: nn.Module) -> None:
-        """It needs features and a head."""
+        """Check that the network has features and a head."""
         as_model(model)
 
     def adapt(self, model: nn.Module) -> nn.Module:
-        """The network whose head's output is followed by the personal head's, zero at first."""
+        """Add a personal head, zero at first, to the output of the network's head."""
         head = as_model(model).head
         with torch.device("meta"):  # without storage, so that no generator is moved
             personal = nn.Linear(head.in_features, head.out_features, dtype=head.weight.dtype)
@@ -81,11 +81,11 @@ class FedRoD(Method):
         return model
 
     def private(self, model: nn.Module) -> frozenset[str]:
-        """The personal head."""
+        """Name the personal head."""
         return frozenset(f"{PERSONAL}.{name}" for name, _ in model.get_submodule(PERSONAL).named_parameters())
 
     def loss(self, context: Context) -> Tensor:
-        """The objective of the generic logits, and CE of both heads together for the personal one."""
+        """Add the objective of the generic logits and, for the personal head, CE of both heads together."""
         features, head = context.features, as_model(context.model).head
         generic = F.linear(features, head.weight, head.bias)
         personal_logits = context.model.get_submodule(PERSONAL)(features.detach())
@@ -119,7 +119,7 @@ class PFedLA(Method):
     starts_from_global: ClassVar[bool] = False
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
-        """Nobody's model yet, and a hypernetwork for everybody."""
+        """Store a hypernetwork for every client, and no models yet."""
         names = [entry.name.rpartition(".")[0] for entry in layout.entries]
         layers, clients = list(dict.fromkeys(names)), len(sizes)
         generator = torch_generator(0, "pfedla")
@@ -136,11 +136,11 @@ class PFedLA(Method):
         return Server(weights, extra)
 
     def personal(self, server: Server, row: int) -> Tree:
-        """The client's mixture, once there are models to mix."""
+        """Send the client's mixture, once there are models to mix."""
         return {"weights": layer_mixture(server.extra, row)} if server.extra["seen"].any() else {}
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
-        """Each client's hypernetwork takes a step; its model is replaced by the one it trained."""
+        """Step each client's hypernetwork, and replace its model by the one it trained."""
         old, cut = server.extra, replies.layout.trainable
         new = {key: value.clone() for key, value in old.items()}
         for row, update in zip(replies.rows, replies.updates, strict=True):
@@ -155,7 +155,7 @@ class PFedLA(Method):
         return replace(server, weights=weights, extra=new), self.aggregate(replies)
 
     def _descend(self, extra: Tree, row: int, change: Tensor) -> Tree:
-        """One step on <mixture, theta - theta'>, whose gradient in the hypernetwork is J'(theta - theta')."""
+        """Step on <mixture, theta - theta'>, with the hypernetwork's gradient J'(theta - theta')."""
         hypernetwork = {key: extra[key][row].clone().requires_grad_() for key in ("v", "w1", "w2")}
         products = torch.zeros_like(
             hypernetwork["w2"][:, :, 0]
@@ -172,13 +172,13 @@ class PFedLA(Method):
 
 
 def alpha(hypernetwork: Tree, seen: Tensor) -> Tensor:
-    """(layers, clients) mixing weights: each row sums to one over the clients that have a model."""
+    """Compute (layers, clients) mixing weights: each row sums to one over the clients that have a model."""
     features = torch.relu(hypernetwork["w1"] @ hypernetwork["v"])
     return (hypernetwork["w2"] @ features).masked_fill(seen == 0, -torch.inf).softmax(1)
 
 
 def layer_mixture(extra: Tree, row: int) -> Tensor:
-    """The client's incoming model, layer by layer."""
+    """Mix the client's incoming model, layer by layer."""
     weights = alpha({key: extra[key][row] for key in ("v", "w1", "w2")}, extra["seen"])
     mixed = torch.empty_like(extra["models"][0])
     for layer, span in spans(extra):
@@ -187,7 +187,7 @@ def layer_mixture(extra: Tree, row: int) -> Tensor:
 
 
 def spans(extra: Tree) -> list[tuple[int, slice]]:
-    """Layer and place of every tensor of the model."""
+    """List layer and place of every tensor of the model."""
     ends = extra["length"].cumsum(0).tolist()
     return [
         (layer, slice(end - length, end))

@@ -44,7 +44,7 @@ class RegMean(SumsMethod):
         return client.reply(message={"change": (X.T @ (X @ change)).float()})
 
     def update_problem(self, server: Server, layout: Layout, update: Tensor, message: Tree) -> str | None:
-        """A change of outputs that is larger than the update explains."""
+        """Refuse a change of outputs that is larger than the update explains."""
         change = message.get("change")
         if change is None:
             return None

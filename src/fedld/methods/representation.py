@@ -28,11 +28,11 @@ class Moon(Method):
     sums_suffice: ClassVar[bool] = True
 
     def check(self, model: nn.Module) -> None:
-        """It needs features and a head."""
+        """Check that the network has features and a head."""
         as_model(model)
 
     def client_update(self, client: LocalClient) -> Reply:
-        """SGD on the contrastive loss; the trained model is kept for the next time."""
+        """Train on the contrastive loss; the trained model is kept for the next time."""
         last = client.state.get("last")
 
         def contrastive(context: Context) -> Tensor:
@@ -68,11 +68,11 @@ class FedSR(Method):
     )
 
     def check(self, model: nn.Module) -> None:
-        """It needs features and a head."""
+        """Check that the network has features and a head."""
         as_model(model)
 
     def adapt(self, model: nn.Module) -> nn.Module:
-        """The network with a layer for sigma(x) and the class references."""
+        """Add a layer for sigma(x) and the class references to the network."""
         head = as_model(model).head
         classes, features = head.weight.shape
         with torch.device("meta"):  # without storage, so that no generator is moved
@@ -87,11 +87,11 @@ class FedSR(Method):
         return model
 
     def private(self, model: nn.Module) -> frozenset[str]:
-        """The class references and their scale."""
+        """Name the class references and their scale."""
         return frozenset({"r_mu", "r_sigma", "r_scale"})
 
     def loss(self, context: Context) -> Tensor:
-        """The objective on a sampled representation, and its two regularisers."""
+        """Compute the objective on a sampled representation, and its two regularisers."""
         model, mu = as_model(context.model), context.features
         sigma = F.softplus(model.get_submodule("spread")(mu)).to(mu.dtype)
         z = mu + sigma * torch.randn_like(mu)
@@ -103,6 +103,6 @@ class FedSR(Method):
 
 
 def divergence(mu: Tensor, sigma: Tensor, r_mu: Tensor, r_sigma: Tensor) -> Tensor:
-    """KL(N(mu, sigma) | N(r_mu, r_sigma)) with diagonal deviations, mean over the samples."""
+    """Compute KL(N(mu, sigma) | N(r_mu, r_sigma)), diagonal deviations, mean over the samples."""
     quadratic = (sigma.square() + (mu - r_mu).square()) / (2 * r_sigma.square())
     return (r_sigma.log() - sigma.log() + quadratic - 0.5).sum(1).mean()

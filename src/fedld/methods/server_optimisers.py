@@ -26,7 +26,7 @@ class FedAvgM(Method):
     sums_suffice: ClassVar[bool] = True
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
-        """No velocity."""
+        """Store a velocity of zero."""
         return Server(weights, {"velocity": torch.zeros_like(layout.shared_parameters(weights))})
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
@@ -51,12 +51,12 @@ class FedAdam(Method):
     sums_suffice: ClassVar[bool] = True
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
-        """m = 0, v = tau^2, the least the paper allows."""
+        """Store m = 0, v = tau^2, the least the paper allows."""
         m = torch.zeros_like(layout.shared_parameters(weights))
         return Server(weights, {"m": m, "v": torch.full_like(m, self.tau**2)})
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
-        """Exponential mean of the squares."""
+        """Update the exponential mean of the squares."""
         return self.beta2 * v + (1 - self.beta2) * square
 
     def step(self, server: Server, replies: Replies, update: Tensor) -> Server:
@@ -74,5 +74,5 @@ class FedYogi(FedAdam):
     card: ClassVar[Card] = Card("FedYogi", "Reddi et al. 2021")
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
-        """A step of fixed size towards the square, however far it is."""
+        """Step by a fixed size towards the square, however far it is."""
         return v - (1 - self.beta2) * square * (v - square).sign()

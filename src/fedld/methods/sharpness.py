@@ -27,7 +27,7 @@ class FedSAM(Method):
     sums_suffice: ClassVar[bool] = True
 
     def client_update(self, client: LocalClient) -> Reply:
-        """SGD with the gradient at the perturbed point."""
+        """Train with the gradient at the perturbed point."""
 
         def sharpened(weights: Tensor, gradient: Tensor) -> None:
             client.gradient_at(self.rho * gradient / (gradient.norm() + TINY))
@@ -56,12 +56,12 @@ class FedSpeed(Method):
     card: ClassVar[Card] = Card("FedSpeed", "Sun et al. 2023")
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
-        """h = 0, and the weight of every client in it."""
+        """Store h = 0, and the weight of every client in it."""
         h = torch.zeros_like(layout.shared_parameters(weights))
         return Server(weights, {"h": h, "p": shares(sizes, self.client_weights).to(h.dtype)})
 
     def client_update(self, client: LocalClient) -> Reply:
-        """SGD on both gradients with the proximal term and its correction; g_i stays at the client."""
+        """Train on both gradients with the proximal term and its correction; g_i stays at the client."""
         start = client.weights.clone()
         correction = client.state.get("g", torch.zeros_like(start))
 

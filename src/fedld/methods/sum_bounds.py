@@ -182,7 +182,7 @@ def generalised_errors(
 
 
 def _fit(moments: Tensor, targets: Tensor) -> bool:
-    """Whether shapes and types belong together."""
+    """Tell whether shapes and types belong together."""
     if targets.ndim != 2 or moments.ndim not in (1, 2) or moments.dtype not in ROUNDING:
         return False
     width, classes = targets.shape

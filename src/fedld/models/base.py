@@ -84,26 +84,26 @@ class Model(nn.Module):
 
 
 def head_layers(inputs: int, hidden: int, classes: int) -> list[nn.Module]:
-    """The head's layers: one linear layer, or with a hidden layer of some units before it."""
+    """Make the head's layers: one linear layer, or with a hidden layer of some units before it."""
     if not hidden:
         return [nn.Linear(inputs, classes)]
     return [nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes)]
 
 
 def as_model(network: nn.Module) -> Model:
-    """The network as one with features (`embed`) and a linear `head`; any other is refused."""
+    """Check that the network has features (`embed`) and a linear `head`; any other is refused."""
     if not isinstance(network, Model):
         raise FedLDError(f"features and a head are needed, which {type(network).__name__} does not have")
     return network
 
 
 def norm_layer(norm: Norm) -> NormLayer:
-    """Constructor of the normalisation after a convolution; all our widths are multiples of 8 groups."""
+    """Choose the normalisation after a convolution; all our widths are multiples of 8 groups."""
     return nn.BatchNorm2d if norm == "batch" else lambda channels: nn.GroupNorm(8, channels)
 
 
 def head_names(model: Model) -> list[str]:
-    """Names of the head's parameters, in the model's order.
+    """Name the head's parameters, in the model's order.
 
     >>> from fedld.models import build
     >>> head_names(build("mobilenet_v2", classes=2, image_size=32, seed=0))
@@ -114,13 +114,13 @@ def head_names(model: Model) -> list[str]:
 
 
 def head_block_names(model: Model) -> list[str]:
-    """Names of all parameters of the last block, in the model's order: the head with its hidden layers."""
+    """Name all parameters of the last block, in the model's order: the head with its hidden layers."""
     head = {id(p) for name in model.blocks[-1].modules for p in model.get_submodule(name).parameters()}
     return [name for name, parameter in model.named_parameters() if id(parameter) in head]
 
 
 def beyond_features(network: nn.Module, names: Collection[str]) -> bool:
-    """Whether there are such parameters and buffers, and none of them has a part in the features.
+    """Tell whether there are such parameters and buffers, and none of them has a part in the features.
 
     >>> from fedld.models import build
     >>> net = build("cnn", classes=2, image_size=28, seed=0)
@@ -134,7 +134,7 @@ def beyond_features(network: nn.Module, names: Collection[str]) -> bool:
 
 
 def batchnorm_names(model: nn.Module) -> set[str]:
-    """Names of all parameters and buffers of BatchNorm modules, found by type, as names do not tell."""
+    """Name all parameters and buffers of BatchNorm modules, found by type."""
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()

@@ -52,7 +52,7 @@ def build(
     norm: Norm = "batch",
     head: str = "linear",
 ) -> Model:
-    """Model `name` (one of `NAMES`) for square images of `image_size` pixels; `head` is "linear" or "mlp:64".
+    """Build model `name` (one of `NAMES`) for images of `image_size` pixels; `head` is "linear" or "mlp:64".
 
     The same seed gives the same weights, and the global generator is neither read nor moved: the model is
     made without storage (meta device), then each layer is filled from a generator derived from (seed, its
@@ -73,7 +73,7 @@ def build(
 def outline(
     name: str, classes: int, image_size: int, channels: int = 3, norm: Norm = "batch", hidden: int = 0
 ) -> Model:
-    """Model `name` without storage: names and shapes."""
+    """Build model `name` without storage: names and shapes."""
     with torch.device("meta"):
         if name in _PLAIN:
             return _PLAIN[name](classes=classes, channels=channels, image_size=image_size, hidden=hidden)
@@ -86,7 +86,7 @@ def outline(
 
 
 def initialise(model: Module, seed: int) -> Module:
-    """He normal convolutions (fan out, as torchvision), small uniform linear layers, unit normalisation."""
+    """Draw He normal convolutions (fan out, as torchvision), small uniform linear layers, unit norms."""
     for name, module in model.named_modules():
         generator = torch_generator(seed, "init", name)
         if isinstance(module, nn.Conv2d):
@@ -102,7 +102,7 @@ def initialise(model: Module, seed: int) -> Module:
 
 
 def hidden_units(head: str) -> int:
-    """Units of the head's hidden layer, 0 where it is linear.
+    """Count the units of the head's hidden layer, 0 where it is linear.
 
     >>> hidden_units("linear"), hidden_units("mlp:64")
     (0, 64)
@@ -159,7 +159,7 @@ class StandardisedConv2d(nn.Conv2d):
     """A convolution by (w - mean) / deviation of each filter, with an ordinary convolution's parameters."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution with standardised filters."""
+        """Convolve with standardised filters."""
         w = self.weight
         mean, variance = w.mean((1, 2, 3), keepdim=True), w.var((1, 2, 3), keepdim=True)
         filters = (w - mean) / (variance + 1e-10).sqrt()

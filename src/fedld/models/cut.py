@@ -36,12 +36,12 @@ class Trunk(nn.Module):
         return digest.hexdigest()
 
     def train(self, mode: bool = True) -> "Trunk":
-        """Nothing: frozen BatchNorm uses the statistics that it came with."""
+        """Do nothing: frozen BatchNorm uses the statistics that it came with."""
         return self
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """Features of any number of images, in float32 also where the tail computes in bfloat16."""
+        """Compute features of any number of images, in float32 also where the tail computes in bfloat16."""
         with torch.autocast(images.device.type, enabled=False):
             parts = [self.stack(_filled(chunk))[: len(chunk)] for chunk in torch.split(images, CHUNK)]
         return torch.cat(parts)

@@ -86,13 +86,13 @@ def read_model(file: Path) -> ModelFile:
 
 
 def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
-    """Header and numbers of a safetensors file."""
+    """Separate header and numbers of a safetensors file."""
     end = 8 + int.from_bytes(content[:8], "little")
     return json.loads(content[8:end]), memoryview(content)[end:]
 
 
 def _digest(header: Mapping[str, Any], metadata: Mapping[str, str], data: memoryview) -> str:
-    """Checksum over metadata and tensors by name: the order in the file does not count."""
+    """Compute a checksum over metadata and tensors by name, independent of their order in the file."""
     digest = sha256(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(header):
         entry = header[name]
@@ -128,7 +128,7 @@ _OUTSIDE = {
 
 
 def torchvision_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors under torchvision's names; what data-parallel training puts before a name is dropped.
+    """Rename tensors as torchvision does; the prefix of data-parallel training is dropped.
 
     >>> list(torchvision_names({"conv_stem.weight": None, "blocks.1.0.conv_dw.weight": None}))
     ['features.0.0.weight', 'features.2.conv.1.0.weight']
@@ -187,7 +187,7 @@ def load_weights(model: nn.Module, path: str | Path) -> LoadReport:
 def match_weights(
     model: nn.Module, state: dict[str, Tensor], path: str | Path
 ) -> tuple[dict[str, Tensor], LoadReport]:
-    """What of a file's tensors fits a model, which may be without storage."""
+    """Match a file's tensors with a model, which may be without storage."""
     expected = model.state_dict()
     state = {name: _for_grey(value, expected.get(name)) for name, value in state.items()}
     fits = {name: value for name, value in state.items() if name in expected and _fits(value, expected[name])}
@@ -227,7 +227,7 @@ def _by(shape: torch.Size) -> str:
 
 
 def _for_grey(value: Tensor, expected: Tensor | None) -> Tensor:
-    """A first convolution for three colours serves grey images, whose colours are equal, by its sum."""
+    """Sum the colours of a first convolution for grey images, where all colours are equal."""
     if (
         expected is None
         or value.ndim != 4
@@ -239,7 +239,7 @@ def _for_grey(value: Tensor, expected: Tensor | None) -> Tensor:
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Tensors by name from a file; never unpickles an object."""
+    """Read tensors by name from a file; never unpickles an object."""
     path = Path(path)
     if not path.is_file():
         raise FedLDError(f"weights file '{path}' does not exist")

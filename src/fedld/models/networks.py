@@ -51,7 +51,7 @@ class PlainCNN(Model):
         self.blocks = (*self._grouped([*trunk, *names[: len(body)]]), head)
 
     def _grouped(self, names: list[str]) -> list[Block]:
-        """A new block at every layer with weights."""
+        """Start a new block at every layer with weights."""
         groups: list[list[str]] = []
         for name in names:
             if next(self.get_submodule(name).parameters(), None) is not None:
@@ -60,7 +60,7 @@ class PlainCNN(Model):
         return [Block(group[0], tuple(group)) for group in groups]
 
     def layers(self) -> list[tuple[str, nn.Conv2d | nn.Linear]]:
-        """Weighted layers in order of computation, with their names."""
+        """List weighted layers in order of computation, with their names."""
         return [(name, m) for name, m in self.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)]
 
 
@@ -102,7 +102,7 @@ class BasicBlock(nn.Module):
         self.downsample = _downsample(inputs, width, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Residual map."""
+        """Compute the residual map."""
         shortcut = x if self.downsample is None else self.downsample(x)
         out = self.relu(self.bn1(self.conv1(x)))
         return self.relu(self.bn2(self.conv2(out)) + shortcut)  # type: ignore[no-any-return]
@@ -123,7 +123,7 @@ class Bottleneck(nn.Module):
         self.downsample = _downsample(inputs, outputs, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Residual map."""
+        """Compute the residual map."""
         shortcut = x if self.downsample is None else self.downsample(x)
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.relu(self.bn2(self.conv2(out)))
@@ -204,7 +204,7 @@ class InvertedResidual(nn.Module):
         self.shortcut = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        """Residual map."""
+        """Compute the residual map."""
         out: Tensor = self.conv(x)
         return x + out if self.shortcut else out
 
@@ -213,7 +213,7 @@ class GlobalMean(nn.Module):
     """Mean over the pixels of every map."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) to (N, C)."""
+        """Average (N, C, H, W) to (N, C)."""
         return x.mean((2, 3))
 
 
@@ -262,7 +262,7 @@ class SameConv2d(nn.Conv2d):
         super().__init__(inputs, outputs, size, stride, groups=groups, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution of the padded maps."""
+        """Convolve the padded maps."""
         size, stride = self.kernel_size[0], self.stride[0]
         height, width = (max((-(-n // stride) - 1) * stride + size - n, 0) for n in x.shape[-2:])
         return super().forward(F.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2)))
@@ -284,7 +284,7 @@ class LiteBlock(nn.Module):
         self._project_conv, self._bn2 = SameConv2d(hidden, outputs, 1), norm(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Residual map."""
+        """Compute the residual map."""
         hidden = F.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
         hidden = F.relu6(self._bn1(self._depthwise_conv(hidden)))
         out: Tensor = self._bn2(self._project_conv(hidden))

@@ -35,7 +35,7 @@ def own_network(
     seed: int,
     dense: bool = False,
 ) -> nn.Module:
-    """A copy of the module, with its weights whatever the seed; or what the function makes with this seed.
+    """Copy the module with its weights, whatever the seed; or call the function with this seed.
 
     >>> net = own_network(lambda classes: nn.Linear(4, classes), classes=3, input_shape=(4,), seed=0)
     >>> net.weight.shape

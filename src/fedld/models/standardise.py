@@ -32,11 +32,11 @@ class StandardisedLinear(nn.Linear):
         self.register_buffer("scale", torch.ones(inputs))
 
     def inputs(self, x: Tensor) -> Tensor:
-        """What the weights are multiplied with, from inputs as the trunk gives them."""
+        """Standardise inputs from the trunk: what the weights are multiplied with."""
         return (x - self.shift) * self.scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs for inputs as the trunk gives them."""
+        """Compute outputs from inputs as the trunk gives them."""
         return F.linear(self.inputs(x), self.weight, self.bias)
 
 
@@ -56,7 +56,7 @@ class RandomLinear(StandardisedLinear):
         self._drawn: tuple[int, Tensor] | None = None
 
     def inputs(self, x: Tensor) -> Tensor:
-        """The random units' values."""
+        """Compute the random units' values."""
         seed, features = int(self.seed.item()), super().inputs(x)
         if self._drawn is None or self._drawn[0] != seed:
             generator = torch_generator(seed, "random units")
@@ -67,12 +67,12 @@ class RandomLinear(StandardisedLinear):
 
 
 def standardised(model: nn.Module) -> StandardisedLinear | None:
-    """The model's standardising layer, if it has one."""
+    """Find the model's standardising layer, if it has one."""
     return next((m for m in model.modules() if isinstance(m, StandardisedLinear)), None)
 
 
 def standardise_head(model: Model) -> Model:
-    """The model with its head's first linear layer standardising its inputs: with 0 and 1 until told."""
+    """Let the head's first linear layer standardise its inputs: with 0 and 1 until both are set."""
     for name in model.blocks[-1].modules:
         layer = model.get_submodule(name)
         if isinstance(layer, nn.Linear):
@@ -87,7 +87,7 @@ def standardise_head(model: Model) -> Model:
 
 
 def randomise_head(model: Model, units: int) -> Model:
-    """The model with `units` fixed random ReLU units before its last layer, which begins at zero.
+    """Put `units` fixed random ReLU units before the model's last layer, which begins at zero.
 
     The units follow from the initial weights of the layer that they replace, and so from the run's seed.
     """

@@ -46,7 +46,7 @@ class UNet(nn.Module):
         self.pixels = nn.Conv2d(width, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (N, classes, H, W) of images (N, channels, H, W)."""
+        """Compute logits (N, classes, H, W) of images (N, channels, H, W)."""
         skips = []
         for k, block in enumerate(self.down):
             x = block(F.max_pool2d(x, 2) if k else x)
@@ -67,7 +67,7 @@ def _two_convolutions(inputs: int, outputs: int, norm: NormLayer) -> nn.Sequenti
 
 
 def is_unet(name: str) -> bool:
-    """Whether a model's name is that of a U-Net.
+    """Tell whether a model's name is that of a U-Net.
 
     >>> is_unet("unet:width=16"), is_unet("resnet8")
     (True, False)

@@ -48,7 +48,7 @@ def split(line: bytes) -> tuple[bytes, str | None]:
 
 
 def checked(lines: Iterable[bytes]) -> Iterator[tuple[bytes, Verdict]]:
-    """Every line without its digest, and whether it is as it was written."""
+    """Yield every line without its digest, and whether it is as it was written."""
     previous: str | None = None
     for raw in lines:
         line, digest = split(raw)
@@ -61,7 +61,7 @@ def checked(lines: Iterable[bytes]) -> Iterator[tuple[bytes, Verdict]]:
 
 
 def last_digest(file: Path) -> str:
-    """Digest of the last line of a file; empty where there is none."""
+    """Read the digest of the last line of a file; empty where there is none."""
     if not file.exists():
         return ""
     with file.open("rb") as stream:

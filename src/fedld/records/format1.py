@@ -15,7 +15,7 @@ Line = dict[str, Any]
 
 
 def upgrade(file: str, line: Line) -> Line:
-    """A line of a record file; one of format 2 stays as it is."""
+    """Upgrade a line of a record file; one of format 2 stays as it is."""
     match file:
         case "rounds.jsonl":
             return upgrade_round(line)
@@ -25,7 +25,7 @@ def upgrade(file: str, line: Line) -> Line:
 
 
 def upgrade_round(line: Line) -> Line:
-    """A line of rounds.jsonl; one of format 2 stays as it is.
+    """Upgrade a line of rounds.jsonl; one of format 2 stays as it is.
 
     >>> upgrade_round({"round": 1, "accuracy": 0.5, "client_accuracy": {"a": 0.25, "b": 0.75}})["test"]
     {'accuracy': 0.5, 'worst_client': 0.25}
@@ -54,7 +54,7 @@ def upgrade_round(line: Line) -> Line:
 
 
 def upgrade_client(line: Line) -> Line:
-    """A line of clients.jsonl."""
+    """Upgrade a line of clients.jsonl."""
     new = {key: value for key, value in line.items() if key not in _TRAINING}
     for when in ("before", "after"):
         scores = {name: line[f"{name}_{when}"] for name in ("accuracy", "loss") if f"{name}_{when}" in line}
@@ -64,7 +64,7 @@ def upgrade_client(line: Line) -> Line:
 
 
 def upgrade_summary(summary: Line) -> Line:
-    """summary.json; one of format 2 stays as it is."""
+    """Upgrade summary.json; one of format 2 stays as it is."""
     if "format" in summary:
         return summary
     new = {key: value for key, value in summary.items() if not key.startswith(_SUMMARY)}
@@ -84,7 +84,7 @@ def upgrade_summary(summary: Line) -> Line:
 
 
 def measures(summary: Mapping[str, Any] | None, lines: Iterable[Mapping[str, Any]]) -> tuple[Measure, ...]:
-    """The measures of a run: those of classification, and what users added, by name in upgraded lines."""
+    """Name the measures of a run in upgraded lines: those of classification, and the user's."""
     less = (summary or {}).get("less_is_better")
     built_in = {measure.name for measure in MEASURES}
     names = dict.fromkeys(name for line in lines for name in _table(line.get("test")))
@@ -117,7 +117,7 @@ _SUMMARY = (
 
 
 def _table(value: object) -> dict[str, Any]:
-    """A table of a record; a damaged one is empty."""
+    """Read a table of a record; a damaged one is empty."""
     return value if isinstance(value, dict) else {}
 
 

@@ -75,7 +75,7 @@ class Ledger:
         return Check(entries, head, None, len(rest))
 
     def head(self) -> str:
-        """The last line's hash, of a ledger that is whole."""
+        """Read the hash of the last line; raises an error unless all lines are intact."""
         checked = self.check()
         if checked.problem:
             raise FedLDError(f"'{self.file}': {checked.problem}")
@@ -83,7 +83,7 @@ class Ledger:
 
 
 def _last(handle: int, file: Path) -> tuple[LedgerEntry, int]:
-    """The last whole line, and the bytes of an unfinished one after it."""
+    """Read the last whole line, and the bytes of an unfinished one after it."""
     size, block = os.fstat(handle).st_size, 1 << 16
     tail = b""
     while len(tail) < size and tail.count(b"\n") < 2:
@@ -126,7 +126,7 @@ def _hash(entry: LedgerEntry) -> str:
 
 
 def entry_lines(entries: list[LedgerEntry]) -> Iterator[str]:
-    """Lines for a reader: number, time, kind, and what it tells."""
+    """Describe entries in lines: number, time, kind and content."""
     for entry in entries:
         fields = {key: entry[key] for key in entry if key not in ("n", "time", "kind", "previous", "hash")}
         text = "  ".join(f"{key} {json.dumps(value)}" for key, value in fields.items())

@@ -133,7 +133,7 @@ class Run:
         return self._records(CROSS_LOSS)
 
     def _records(self, file: RecordFile[L]) -> Records[L]:
-        """A record file, compared with its checksum where the run is finished."""
+        """Read a record file, compared with its checksum where the run is finished."""
         return read_records(self.path, file, self._checksums.get(file.name))
 
     @cached_property
@@ -147,7 +147,7 @@ class Run:
         return checksums if isinstance(checksums, dict) else {}
 
     def change(self, name: str) -> str | None:
-        """A sentence if a file is not the one of which summary.json has the checksum."""
+        """Warn if a file differs from its checksum in summary.json."""
         try:
             require_regular(self.path / name)
             digest = sha256((self.path / name).read_bytes()).hexdigest()
@@ -178,11 +178,11 @@ class Run:
         return self.rounds.problem if self.rounds.changed else None
 
     def series(self, key: RoundColumn) -> dict[int, float]:
-        """A number of every round; nan where there is none."""
+        """Read a number of every round; nan where there is none."""
         return {line["round"]: number(line.get(key)) for line in self.rounds.lines}
 
     def scores(self, measure: str, of: Evaluated = "test") -> dict[int, float]:
-        """A measure in every round that was evaluated, as it was recorded; nan where it is not defined."""
+        """Read a measure in every round that was evaluated, as recorded; nan where it is not defined."""
         tables = {line["round"]: line.get(of) for line in self.rounds.lines}
         return {
             round_: number(table[measure])
@@ -218,7 +218,7 @@ class Run:
 
 
 def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs of every method, in order of appearance."""
+    """Group runs by method, in order of appearance."""
     runs_by_label: dict[str, list[Run]] = {}
     for run in runs:
         runs_by_label.setdefault(run.label, []).append(run)
@@ -226,7 +226,7 @@ def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def longest_run(runs: Sequence[Run]) -> Run:
-    """The run that stands for its method where seeds cannot be averaged: the first with the most rounds."""
+    """Choose the run that represents its method where seeds are not averaged: the first of most rounds."""
     return max(runs, key=lambda run: len(run.rounds.lines))
 
 
@@ -244,7 +244,7 @@ class StudyRecords:
 
 
 def read(paths: Sequence[Path]) -> StudyRecords:
-    """Runs and studies, put together."""
+    """Read runs and studies, and put them together."""
     if not paths:
         raise FedLDError("name at least one run or study")
     studies = [read_one(Path(path)) for path in paths]
@@ -265,7 +265,7 @@ def read(paths: Sequence[Path]) -> StudyRecords:
 
 
 def read_one(path: Path) -> StudyRecords:
-    """A study directory, or a run as a study of one."""
+    """Read a study directory, or a run as a study of one."""
     if (path / "study.json").exists():
         return _read_study(path)
     if (path / "config.toml").exists() or (path / "rounds.jsonl").exists():
@@ -351,7 +351,7 @@ def _config(path: Path) -> tuple[Config, list[str]]:
 
 
 def _distinct(runs: tuple[Run, ...]) -> tuple[Run, ...]:
-    """Runs with equal setting, label and seed are told apart by their directory."""
+    """Relabel runs with equal setting, label and seed by their directory."""
     keys = [(run.setting, run.label, run.seed, run.fold) for run in runs]
     return tuple(
         replace(run, label=f"{run.label} ({clean(run.path.resolve().name)})") if keys.count(key) > 1 else run
@@ -374,7 +374,7 @@ def check_format(content: Mapping[str, Any] | None, file: Path) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """A JSON object; None if it is not there or not one."""
+    """Read a JSON object; None if it is not there or not one."""
     try:
         require_regular(path)
         value = json.loads(path.read_bytes())
@@ -384,7 +384,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def read_summary(folder: Path) -> Summary | None:
-    """The summary of a run; None if there is none or it is not as it was written."""
+    """Read the summary of a run; None if there is none or it is not as it was written."""
     try:
         require_regular(folder / "summary.json")
         ((text, verdict),) = checked([(folder / "summary.json").read_bytes()])
@@ -397,7 +397,7 @@ def read_summary(folder: Path) -> Summary | None:
 
 
 def read_records(folder: Path, file: RecordFile[L], checksum: object = None) -> Records[L]:
-    """Whole lines as they were written, the last one for each key; a resumed run may hold some twice.
+    """Read the intact lines, the last one for each key; a resumed run may contain some twice.
 
     Args:
         folder: the run directory.
@@ -434,7 +434,7 @@ def read_records(folder: Path, file: RecordFile[L], checksum: object = None) -> 
 
 
 def _changed_lines(name: str, numbers: list[int]) -> str:
-    """A sentence that names the first three of the lines that were changed."""
+    """Name the first three of the lines that were changed."""
     lines = ", ".join(map(str, numbers[:3])) + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")
     which = "line" if len(numbers) == 1 else "lines"
     return f"{name}: {which} {lines} changed since the run wrote it, or the line before is gone; left out"
@@ -449,7 +449,7 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
 
 
 def clean(text: Any) -> str:
-    """A name as printable text: control and formatting characters would not be seen, or hide others.
+    """Make a name printable: control and formatting characters are invisible, or hide others.
 
     >>> clean("site\\x00 A\\u202e")
     'site� A�'
@@ -458,5 +458,5 @@ def clean(text: Any) -> str:
 
 
 def number(value: object) -> float:
-    """A value of a record as float; nan if it is not a number."""
+    """Convert a value of a record to float; nan if it is not a number."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")

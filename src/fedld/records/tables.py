@@ -18,7 +18,7 @@ from fedld.records.schema import ConflictLine, Summary
 
 
 def flat_round(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A round's numbers: measures of the test set by name, others with where they were measured in front.
+    """Flatten a round's numbers: measures of the test set by name, others with their source in front.
 
     >>> flat_round({"round": 1, "test": {"count": 9, "accuracy": 0.5}, "personal": {"accuracy": 0.75}})
     {'round': 1, 'accuracy': 0.5, 'personal_accuracy': 0.75}
@@ -34,7 +34,7 @@ def flat_round(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat_client(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A client's numbers in a round: measures with when they were measured behind.
+    """Flatten a client's numbers in a round: measures with the time of measuring behind.
 
     >>> flat_client({"round": 1, "before": {"count": 9, "loss": 0.5}})
     {'round': 1, 'loss_before': 0.5}
@@ -49,7 +49,7 @@ def flat_client(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's results: `final_accuracy`, `last5_accuracy`, `personal_best_accuracy`, and all plain values."""
+    """Flatten a run's results: `final_accuracy`, `last5_accuracy`, `personal_best_accuracy`, ..."""
     flat: dict[str, Any] = {}
     for key, value in summary.items():
         if key in ("test", "personal"):
@@ -66,7 +66,7 @@ def flat_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def headline(summary: Summary) -> str:
-    """The first measure of the final model, or of the clients' own where there is no global one.
+    """Describe the first measure of the final model, or of the clients' own without a global one.
 
     >>> headline({"test": {"final": {"count": 9, "accuracy": 0.5}}})
     'accuracy 0.5000'
@@ -78,14 +78,14 @@ def headline(summary: Summary) -> str:
 
 
 def gram_clients(line: ConflictLine) -> tuple[list[str], list[float]]:
-    """Names and weights of the clients whose Gram matrix a line holds (all of them in older records)."""
+    """Name the clients in the Gram matrix of a line with their weights (all of them in older records)."""
     weights = dict(zip(line["clients"], line["weights"], strict=True))
     names = line.get("gram_clients", line["clients"])
     return names, [weights[name] for name in names]
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested tables as dotted keys.
+    """Flatten nested tables to dotted keys.
 
     >>> flatten({"method": {"name": "fedprox", "mu": 0.1}, "lr": 0.05})
     {'method.name': 'fedprox', 'method.mu': '0.1', 'lr': '0.05'}
@@ -104,7 +104,7 @@ def _table(value: object) -> Mapping[str, Any]:
 
 
 def _measures(value: object) -> dict[str, Any]:
-    """Values of measures by name; a damaged table has none."""
+    """Read values of measures by name; a damaged table has none."""
     return {name: v for name, v in _table(value).items() if name != "count"}
 
 
@@ -114,12 +114,12 @@ FORMULA = ("=", "+", "-", "@")
 
 
 def guarded(cell: object) -> object:
-    """A name that a spreadsheet would run as a formula is kept text by a leading apostrophe."""
+    """Put an apostrophe before a name that a spreadsheet would run as a formula."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
 
 
 def no_html(text: str) -> str:
-    """Markdown in which nothing is HTML, whatever the names in it are.
+    """Escape HTML in Markdown, whatever the names in it are.
 
     >>> no_html("a <b> & c")
     'a &lt;b> &amp; c'
@@ -128,12 +128,12 @@ def no_html(text: str) -> str:
 
 
 def _bare(cell: str) -> str:
-    """The name without that apostrophe."""
+    """Remove that apostrophe."""
     return cell[1:] if cell[:1] == "'" and cell[1:].startswith(FORMULA) else cell
 
 
 def columns_table(columns: Mapping[str, Sequence[str]]) -> str:
-    """One row per sample: columns of text by name; the first of the predictions may be a formula as well."""
+    """Write one row per sample: columns of text by name; predictions may begin like a formula."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(list(columns))
@@ -143,7 +143,7 @@ def columns_table(columns: Mapping[str, Sequence[str]]) -> str:
 
 
 def _cell(cell: str) -> object:
-    """Numbers as they are, names guarded."""
+    """Leave numbers as they are, guard names."""
     try:
         float(cell)
     except ValueError:
@@ -154,7 +154,7 @@ def _cell(cell: str) -> object:
 def predictions_table(
     classes: Sequence[str], probabilities: NDArray[np.float64], columns: Mapping[str, Sequence[str]]
 ) -> str:
-    """One row per picture: what is known of it, the predicted class, the probability of every class."""
+    """Write one row per picture: its columns, the predicted class, the probability of every class."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*columns, "predicted", *(PREFIX + name for name in classes)])
@@ -174,7 +174,7 @@ class PredictionTable:
 
 
 def read_predictions(file: Path) -> PredictionTable | None:
-    """The table of a run; None where there is none. One that was damaged is said in a sentence."""
+    """Read the table of a run; None where there is none; a damaged one raises an error."""
     if not file.is_file():
         return None
     try:

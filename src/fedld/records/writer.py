@@ -41,7 +41,7 @@ class Extent(TypedDict):
 
 
 def dump(value: Any) -> str:
-    """JSON that every reader accepts: numbers that are not finite become null."""
+    """Write JSON that every reader accepts: numbers that are not finite become null."""
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
     except ValueError:  # rare, so that most values are not copied
@@ -76,7 +76,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _special(path: Path) -> bool:
-    """Whether something is there that is not a plain file on a disk."""
+    """Tell whether a path is something other than a plain file on a disk."""
     link = path.is_symlink() and any(path.absolute().is_relative_to(folder) for folder in ("/dev", "/proc"))
     return path.exists() and (link or not path.is_file())  # /dev/stdout is a link, to a file if redirected
 
@@ -156,7 +156,7 @@ class RunDirectory:
             write_atomically(path, why.encode())
 
     def checksums(self) -> dict[str, str]:
-        """SHA-256 of every record file that was written, and of the files in `CHECKSUMMED`."""
+        """Compute SHA-256 of every record file that was written, and of the files in `CHECKSUMMED`."""
         digests = {name: d.hexdigest() for name, d in self._digests.items() if (self.path / name).exists()}
         for name in CHECKSUMMED:
             if (self.path / name).exists():
@@ -169,7 +169,7 @@ class RunDirectory:
         write_atomically(self.path / "summary.json", text + b"\n")
 
     def extents(self) -> dict[str, Extent]:
-        """Length and digest of every record file, synced: what a checkpoint vouches for."""
+        """Sync every record file, and give length and digest for a checkpoint."""
         for file in self._open.values():
             os.fsync(file.fileno())
         paths = {name: self.path / name for name in self._digests}
@@ -177,7 +177,7 @@ class RunDirectory:
         return {name: {"bytes": sizes[name], "sha256": d.hexdigest()} for name, d in self._digests.items()}
 
     def check(self, extents: dict[str, Extent]) -> None:
-        """ValueError unless every record file begins with the bytes that a checkpoint vouches for."""
+        """Check that every record file begins with the bytes of a checkpoint; ValueError if not."""
         for name, extent in extents.items():
             if self._prefix(name, extent["bytes"]).hexdigest() != extent["sha256"]:
                 raise ValueError(f"{name} was shortened or changed since")
@@ -191,7 +191,7 @@ class RunDirectory:
                 os.truncate(path, end)
 
     def _prefix(self, name: str, size: int) -> Any:
-        """Digest of the first bytes of a record file, of all it has where it is shorter."""
+        """Compute the digest of the first bytes of a record file, or of all where it is shorter."""
         digest, path = sha256(), self.path / name
         if path.exists():
             with path.open("rb") as file:

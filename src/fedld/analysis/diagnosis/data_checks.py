@@ -38,7 +38,7 @@ def _what(evidence: Evidence) -> str:
 
 
 def targets(evidence: Evidence) -> Iterator[Finding]:
-    """Numbers about clients' targets, where samples have no class."""
+    """Report ranges of clients' targets, where samples have no class."""
     ranges: dict[str, tuple[int, int]] = {}
     for name in dict.fromkeys(name for summary in evidence.targets for name in summary):
         values = np.array([summary.get(name, np.nan) for summary in evidence.targets])
@@ -62,7 +62,7 @@ def targets(evidence: Evidence) -> Iterator[Finding]:
 
 
 def single_class(evidence: Evidence) -> Iterator[Finding]:
-    """Clients that hold one class only, in a federation that has more."""
+    """Check for clients with one class only, in a federation that has more."""
     if evidence.labels is None:
         return
     effective = evidence.labels.effective_classes
@@ -82,7 +82,7 @@ def single_class(evidence: Evidence) -> Iterator[Finding]:
 
 
 def size_imbalance(evidence: Evidence) -> Iterator[Finding]:
-    """A few clients hold most of the data."""
+    """Check whether a few clients hold most of the data."""
     labels = evidence.labels
     if labels is None or labels.size_imbalance < limit("size_imbalance"):
         return
@@ -100,7 +100,7 @@ def size_imbalance(evidence: Evidence) -> Iterator[Finding]:
 
 
 def features(evidence: Evidence) -> Iterator[Finding]:
-    """Pictures look different at different clients."""
+    """Check whether pictures look different at different clients."""
     if evidence.feature_means is None or evidence.feature_spreads is None or evidence.label_counts is None:
         return
     distances = feature_distances(evidence.feature_means, evidence.feature_spreads)
@@ -119,7 +119,7 @@ def features(evidence: Evidence) -> Iterator[Finding]:
 
 
 def absent(evidence: Evidence) -> Iterator[Finding]:
-    """Clients that were asked and whose updates were not used."""
+    """Check for sampled clients without a usable update."""
     absences = Participation(evidence.client_rounds).absences
     absences = [absence for absence in absences if len(absence.rounds) >= limit("absent_rounds")]
     if not absences:
@@ -143,7 +143,7 @@ def absent(evidence: Evidence) -> Iterator[Finding]:
 
 
 def outliers(evidence: Evidence) -> Iterator[Finding]:
-    """Clients that the aggregation named: updates far longer than the others', or against them."""
+    """Check for outliers in the aggregation: updates far longer than the others', or against them."""
     outliers: dict[tuple[str, str], list[OutlierRecord]] = {}
     for line in evidence.reports:
         for outlier in line.get("outliers") or []:
@@ -179,7 +179,7 @@ def _stands_out(kind: str, value: float) -> str:
 
 
 def overruled(evidence: Evidence) -> Iterator[Finding]:
-    """Clients whose updates point against what was done."""
+    """Check for clients with updates that point against the server's step."""
     cosines: dict[str, list[float]] = {}
     for line in evidence.client_rounds:
         if line.get("cosine_to_aggregate") is not None:
@@ -199,7 +199,7 @@ def overruled(evidence: Evidence) -> Iterator[Finding]:
 
 
 def nothing_learned(evidence: Evidence) -> Iterator[Finding]:
-    """The global model is no better than guessing."""
+    """Check whether the global model is no better than guessing."""
     values = finite_values([line.get("test", {}).get("balanced_accuracy") for line in evidence.rounds])
     if not values or evidence.label_counts is None:
         return
@@ -218,7 +218,7 @@ def nothing_learned(evidence: Evidence) -> Iterator[Finding]:
 
 
 def never_predicted(evidence: Evidence) -> Iterator[Finding]:
-    """Classes that the test set has and the final model predicts for no image."""
+    """Check for classes of the test set that the final model predicts for no image."""
     if evidence.predictions is None:
         return
     counts, names = np.asarray(evidence.predictions["confusion"]), evidence.predictions["classes"]
@@ -245,7 +245,7 @@ def never_predicted(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _held(evidence: Evidence, k: int) -> str:
-    """Which clients hold the class, and how much of all it is."""
+    """Name the clients that hold a class, and its share of all samples."""
     counts = None if evidence.label_counts is None else np.asarray(evidence.label_counts)
     if counts is None or k >= counts.shape[1]:
         return ""

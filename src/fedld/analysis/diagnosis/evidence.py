@@ -97,24 +97,24 @@ class Finding:
     advice: str
 
     def to_json(self) -> dict[str, Any]:
-        """The same as a plain dictionary."""
+        """Give a plain dictionary."""
         return asdict(self)
 
 
 def warning(
     rule: str, sentence: str, numbers: dict[str, Any], thresholds: Sequence[str], advice: str
 ) -> Finding:
-    """A finding that something hurts, by the named thresholds."""
+    """Make a finding of something harmful, by the named thresholds."""
     return Finding(rule, "warning", sentence, numbers, {name: limit(name) for name in thresholds}, advice)
 
 
 def skewed(labels: LabelMeasures) -> bool:
-    """Whether labels differ between clients more than chance explains."""
+    """Tell whether labels differ between clients more than chance explains."""
     return labels.skew >= limit("label_skew") and labels.p_value < limit("label_p_value")
 
 
 def listing(names: Sequence[str], most: int = 5) -> str:
-    """Names in a sentence.
+    """List names in a sentence.
 
     >>> listing(["a", "b"]), listing(list("abcdefg"))
     ('a, b', 'a, b, c, d, e and 2 more')
@@ -165,5 +165,5 @@ THRESHOLDS: dict[str, Cutoff] = {
 
 
 def limit(name: str) -> float:
-    """Value of a threshold."""
+    """Look up the value of a threshold."""
     return THRESHOLDS[name].value

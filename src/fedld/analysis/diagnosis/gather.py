@@ -21,7 +21,7 @@ NUMBER = re.compile(r"(?<![\w.+\-])[+\-]?(?:\d+\.\d+(?!\w)|\d+(?=%))")
 
 
 def merge_sentences(sentences: Sequence[str]) -> tuple[str, int]:
-    """The most common wording, with the mean and standard deviation of every number that differs.
+    """Merge sentences into the most common wording, with mean and deviation of numbers that differ.
 
     Args:
         sentences: what a check said of each run.
@@ -40,7 +40,7 @@ def merge_sentences(sentences: Sequence[str]) -> tuple[str, int]:
 
 
 def _spread(texts: Sequence[str]) -> str:
-    """Mean ± standard deviation of numbers that were printed; one number where they are equal."""
+    """Write mean ± standard deviation of printed numbers; one number where they are equal."""
     if len(set(texts)) == 1:
         return texts[0]
     digits = max(1, *(len(text.partition(".")[2]) for text in texts))
@@ -50,7 +50,7 @@ def _spread(texts: Sequence[str]) -> str:
 
 
 def merge_accounts(findings: Sequence[Finding], label: str) -> Finding:
-    """The account of the last round (`dominant_term`) of one method: terms as means over its seeds."""
+    """Merge the accounts of the last round (`dominant_term`) of one method: means over its seeds."""
     numbers = [finding.numbers for finding in findings]
     count = len(findings)
     if count == 1:
@@ -111,7 +111,7 @@ class StudyFinding:
 
 
 def evidence_of(run: Run) -> Evidence:
-    """Everything a run directory recorded."""
+    """Collect everything that a run directory recorded."""
     counts: dict[int, Any] = {line["index"]: line.get("label_counts") for line in run.clients.lines}
     names = run.client_names
     complete = bool(names) and all(counts.get(i) for i in names)
@@ -128,7 +128,7 @@ def evidence_of(run: Run) -> Evidence:
 
 
 def _sound(predictions: Predictions | None) -> bool:
-    """Whether the file has a matrix with a row per class; it may be damaged."""
+    """Check that the file has a matrix with a row per class; it may be damaged."""
     if predictions is None:
         return False
     names, counts = predictions.get("classes"), predictions.get("confusion")
@@ -136,7 +136,7 @@ def _sound(predictions: Predictions | None) -> bool:
 
 
 def rule_name(run: Run) -> str | None:
-    """Aggregation rule of a run; None if its settings are damaged."""
+    """Name the aggregation rule of a run; None if its settings are damaged."""
     try:
         return make_method(make_experiment(run.config)).rule.name
     except FedLDError:
@@ -144,7 +144,7 @@ def rule_name(run: Run) -> str | None:
 
 
 def diagnose_all(runs: Sequence[Run]) -> list[StudyFinding]:
-    """Findings of all runs, equal kinds together, warnings first; the account of the loss by method."""
+    """Diagnose all runs: equal findings together, warnings first; the account of the loss by method."""
     seeds = {label: len(method_runs) for label, method_runs in by_label(runs).items()}
     findings: dict[tuple[str, str, str], list[tuple[str, Finding]]] = {}
     for run in runs:
@@ -156,7 +156,7 @@ def diagnose_all(runs: Sequence[Run]) -> list[StudyFinding]:
 
 
 def _merged(same: Sequence[tuple[str, Finding]], seeds: Mapping[str, int]) -> StudyFinding:
-    """One finding of those that several runs have in common."""
+    """Merge the findings that several runs have in common."""
     labels, findings = [label for label, _ in same], [finding for _, finding in same]
     holds = {label: (labels.count(label), seeds[label]) for label in dict.fromkeys(labels)}
     first = findings[0]
@@ -198,7 +198,7 @@ CHECKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
 
 
 def diagnose(evidence: Evidence) -> list[Finding]:
-    """All findings, warnings first.
+    """Run all checks; warnings come first.
 
     >>> [finding.check for finding in diagnose(Evidence(label_counts=[[90, 0], [0, 90]]))]
     ['label_skew', 'single_class']

@@ -29,12 +29,12 @@ class Diagnosis:
         return [finding for finding in self.findings if finding.level == "warning"]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Give plain data."""
         findings = [finding.to_json() for finding in self.findings]
         return {"title": self.title, "findings": findings, "not_measured": self.not_measured}
 
     def to_markdown(self) -> str:
-        """Verdict first, then every sentence with its numbers, thresholds and advice."""
+        """Write the verdict, then every sentence with its numbers, thresholds and advice."""
         lines = [f"# {self.title}", "", self.verdict, ""]
         for finding in self.findings:
             lines += [f"- **{finding.check}** ({finding.level}): {finding.sentence}"]
@@ -54,7 +54,7 @@ class Diagnosis:
         return f"{len(self.warnings)} warning(s): {', '.join(finding.check for finding in self.warnings)}."
 
     def write(self, folder: Path) -> None:
-        """diagnosis.md and diagnosis.json."""
+        """Write diagnosis.md and diagnosis.json."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / "diagnosis.md", self.to_markdown().encode())
@@ -64,7 +64,7 @@ class Diagnosis:
 
 
 def diagnose_run(path: Path) -> Diagnosis:
-    """Diagnosis from the records of a run or of all runs of a study, finished or not."""
+    """Diagnose a run or all runs of a study from their records, finished or not."""
     if (path / "study.json").exists():
         return diagnose_study(path)
     if not (path / "config.toml").exists():
@@ -74,7 +74,7 @@ def diagnose_run(path: Path) -> Diagnosis:
 
 
 def diagnose_study(path: Path) -> Diagnosis:
-    """Diagnosis from the records of all runs of a study: what holds for which methods and in how many seeds.
+    """Diagnose all runs of a study: findings by method, and the number of seeds that have them.
 
     Args:
         path: study directory.
@@ -97,7 +97,7 @@ def diagnose_study(path: Path) -> Diagnosis:
 
 
 def diagnose_federation(federation: Federation) -> Diagnosis:
-    """Diagnosis before training: what labels and images alone tell."""
+    """Diagnose data before training, from labels and images alone."""
     names = [client.name for client in federation.clients]
     title = f"{federation.name}, {len(names)} clients, before training"
     means, spreads = image_features(

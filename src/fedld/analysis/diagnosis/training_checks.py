@@ -19,7 +19,7 @@ ADVICE = {
 
 
 def diverged(evidence: Evidence) -> Iterator[Finding]:
-    """Models whose loss is not finite."""
+    """Check for models with a loss that is not finite."""
     no_global = {int(line["round"]) for line in evidence.cross_losses if line["global_losses"] is None}
     decompositions = evidence.decompositions
     rounds = {t: d for t, d in decompositions if d.diverged or not (d.finite or t in no_global)}
@@ -37,7 +37,7 @@ def diverged(evidence: Evidence) -> Iterator[Finding]:
 
 
 def not_measured(evidence: Evidence) -> Iterator[Finding]:
-    """Rounds whose decomposition lacks clients, because their losses were not measured."""
+    """Check for rounds with clients missing in their decomposition, because losses were not measured."""
     missing = {int(line["round"]): list(line.get("not_measured") or ()) for line in evidence.cross_losses}
     missing = {round_: clients for round_, clients in sorted(missing.items()) if clients}
     if not missing:
@@ -55,7 +55,7 @@ def not_measured(evidence: Evidence) -> Iterator[Finding]:
 
 
 def dominant_term(evidence: Evidence) -> Iterator[Finding]:
-    """The account of the last recorded round: which term is largest, and how the terms moved."""
+    """Report the last recorded round: which term is largest, and how the terms moved."""
     records = [(t, d) for t, d in evidence.decompositions if d.finite]
     if not records:
         return
@@ -76,7 +76,7 @@ def dominant_term(evidence: Evidence) -> Iterator[Finding]:
 
 
 def costs(evidence: Evidence) -> Iterator[Finding]:
-    """Terms that take a share of the global loss worth doing something about."""
+    """Check for terms with a large share of the global loss."""
     now = _last(evidence)
     if now is None:
         return
@@ -96,7 +96,7 @@ def costs(evidence: Evidence) -> Iterator[Finding]:
 
 
 def clients(evidence: Evidence) -> Iterator[Finding]:
-    """Which clients gain and which are hurt by aggregation."""
+    """Report which clients gain and which are hurt by aggregation."""
     now = _last(evidence)
     if now is None:
         return
@@ -141,7 +141,7 @@ def _last(evidence: Evidence) -> Decomposition | None:
 
 
 def _costs(now: Decomposition, term: str, repaired: float = 0.0) -> bool:
-    """Large as a share and in itself, and not explained by the error of an estimate."""
+    """Tell whether a term is large as a share and in itself, beyond the error of an estimate."""
     value: float = getattr(now, term)
     noise = limit("standard_errors") * now.standard_error[term] if now.standard_error else 0.0
     return value + repaired >= max(limit(f"{term}_share") * now.total, limit("loss_floor")) and value >= noise
@@ -154,7 +154,7 @@ def _move(before: float, now: float) -> str:
 
 
 def hidden(evidence: Evidence) -> Iterator[Finding]:
-    """The server saw sums alone: clients took part, and nothing is recorded of a single update."""
+    """Report that the server saw sums alone: no single update is recorded."""
     took_part = [line for line in evidence.client_rounds if "excluded" not in line]
     if took_part and not evidence.reports and not any("update_norm" in line for line in took_part):
         yield Finding(
@@ -169,7 +169,7 @@ def hidden(evidence: Evidence) -> Iterator[Finding]:
 
 
 def opposed_groups(evidence: Evidence) -> Iterator[Finding]:
-    """The clients fall into two groups that pull in opposite directions."""
+    """Check whether the clients fall into two groups that pull in opposite directions."""
     groups = split(evidence.reports) if evidence.reports else None
     if groups is None or groups.between > limit("opposed_cosine"):
         return
@@ -197,7 +197,7 @@ def opposed_groups(evidence: Evidence) -> Iterator[Finding]:
 
 
 def conflict(evidence: Evidence) -> Iterator[Finding]:
-    """Many pairs of updates point away from each other, or the mean update cancels."""
+    """Check whether many pairs of updates point away from each other, or the mean update cancels."""
     if not evidence.reports:
         return
     measures = [_measures(report) for report in evidence.reports]
@@ -228,7 +228,7 @@ def conflict(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _against_conflict(evidence: Evidence, cancels: bool) -> str:
-    """Advice by what was measured: the clients' own verdict on other steps, where there is one."""
+    """Advise by what was measured: the clients' own losses on other steps, where there are some."""
     if evidence.trials:
         return "The clients measured other steps in every round: see what they chose."
     if cancels:
@@ -240,7 +240,7 @@ def _against_conflict(evidence: Evidence, cancels: bool) -> str:
 
 
 def step(evidence: Evidence) -> Iterator[Finding]:
-    """The rule's step is much shorter than the plain average's, or turns away from it."""
+    """Check whether the rule's step is much shorter than the plain average's, or turns away from it."""
     if not evidence.reports:
         return
     ratio = float(np.median([report["norm_ratio"] for report in evidence.reports]))
@@ -259,7 +259,7 @@ def step(evidence: Evidence) -> Iterator[Finding]:
 
 
 def stability(evidence: Evidence) -> Iterator[Finding]:
-    """The principal rule stands where it is discontinuous."""
+    """Check whether the principal rule is near a point where it is discontinuous."""
     if evidence.rule != "principal" or not evidence.reports:
         return
     margin = float(np.median([report["sign_margin"] for report in evidence.reports]))
@@ -277,7 +277,7 @@ def stability(evidence: Evidence) -> Iterator[Finding]:
 
 
 def batchnorm(evidence: Evidence) -> Iterator[Finding]:
-    """BatchNorm statistics differ between clients."""
+    """Check whether BatchNorm statistics differ between clients."""
     values = [v for line in evidence.rounds if (v := line.get("buffer_disagreement")) is not None]
     if not values or (disagreement := float(np.median(values))) < limit("buffer_disagreement"):
         return
@@ -297,13 +297,13 @@ def _measures(line: ConflictLine) -> UpdateMeasures:
 
 
 def _first_axis(line: ConflictLine) -> tuple[float, float]:
-    """Weights for and against the first axis (0 and 0 if all updates are zero)."""
+    """Add up the weights for and against the first axis (0 and 0 if all updates are zero)."""
     sides: Sequence[Sequence[float]] = (line["weight_for"] or [0.0], line["weight_against"] or [0.0])
     return sides[0][0], sides[1][0]
 
 
 def measured_steps(evidence: Evidence) -> Iterator[Finding]:
-    """Which candidate the clients chose, how often, and what it gained over the plain average."""
+    """Report which candidate the clients chose, how often, and its gain over the plain average."""
     counted = [trial for trial in evidence.trials if trial["fallback"] is None]
     if not counted:
         return
@@ -323,7 +323,7 @@ def measured_steps(evidence: Evidence) -> Iterator[Finding]:
 
 
 def silent_voters(evidence: Evidence) -> Iterator[Finding]:
-    """Clients whose measurements could not count, and rounds that fell back to the average."""
+    """Check for clients without usable measurements, and rounds that fell back to the average."""
     reasons: dict[str, str] = {}
     for trial in evidence.trials:
         reasons |= trial["left_out"]

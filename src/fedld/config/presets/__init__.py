@@ -12,13 +12,13 @@ SCALES = ("paper", "small")
 
 
 def names() -> list[str]:
-    """Every preset in every scale: `retina-split1-paper`, `retina-split1-small`, ..."""
+    """List every preset in every scale: `retina-split1-paper`, `retina-split1-small`, ..."""
     presets = sorted(file.name.removesuffix(".toml") for file in _folder() if file.name.endswith(".toml"))
     return [f"{name}-{scale}" for name in presets for scale in SCALES]
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """Settings of a preset, ready to be overridden.
+    """Read the settings of a preset, which other settings may replace.
 
     >>> preset = read_preset("retina-split1-paper")
     >>> preset["model"], preset["rounds"], preset["fedld"]["objective"]["lam"]
@@ -34,7 +34,7 @@ def read_preset(name: str) -> dict[str, Any]:
 
 
 def _margins(lam: float) -> dict[str, Any]:
-    """The split's lambda for every method with margin control, as tables of single methods."""
+    """Give the split's lambda to every method with margin control, as tables of single methods."""
     return {
         name: {"objective": describe_objective(method.objective, lam=lam)}
         for name, method in METHODS.items()
