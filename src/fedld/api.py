@@ -117,7 +117,7 @@ def _simulate(
     callbacks: Sequence[Callback | Function],
     resume: bool,
 ) -> None:
-    """Run in Flower's simulation, whose sites have files and names but no values of this process."""
+    """Run in Flower's simulation. Its sites have files and names, and no values of this process."""
     for kind in experiment.own:
         raise FedLDError(f"engine '{SIMULATION}' takes parts by name: {kind} is a value of your own")
     from fedld.engine.backends.flower.simulation import simulate
@@ -188,7 +188,7 @@ def compare(
     where = as_engine(engine)
     client = check_client(executor) if executor is not None else None
     if client is not None and engine != "local":
-        raise FedLDError("executor runs the study on a cluster, whose engine is 'local': give no engine")
+        raise FedLDError("executor runs the study on a cluster with the engine 'local': give no engine")
     parts = {"model": model, "objective": objective, "rule": rule, "metrics": metrics, "folds": folds}
     named_settings = _settings(federation, parts, settings)
     study = plan(

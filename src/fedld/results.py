@@ -186,7 +186,7 @@ class Study:
             method: the method's label.
 
         Returns:
-            A predictor whose `probabilities` are the mean of the models'.
+            A predictor; its `probabilities` are the mean of the models'.
 
         Raises:
             FedLDError: there is no such method, it has no global model, or the network is the user's own.

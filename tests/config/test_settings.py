@@ -28,7 +28,7 @@ def test_every_setting_has_an_option():
 
 
 def test_no_setting_that_names_a_file_or_a_device_travels():
-    travelling = {name for name, setting in SETTINGS.items() if setting.travels}
+    travelling = {name for name, setting in SETTINGS.items() if setting.sent_to_sites}
     assert not travelling & {"dataset", "data_root", "weights", "device", "workers", "compile", "data"}
 
 

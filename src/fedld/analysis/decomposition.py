@@ -62,13 +62,13 @@ class Decomposition:
 
     @property
     def worst_shift(self) -> int | None:
-        """The client whose model does worst elsewhere, relative to at home."""
+        """The client with the largest shift of its model: its loss elsewhere minus its loss at home."""
         index = _argmax(self.shift_by_model)
         return None if index is None else self.sampled[index]
 
     @property
     def most_hurt(self) -> int | None:
-        """The client on whose data the aggregate loses most against the average local model."""
+        """The client with the largest aggregation loss: the aggregate on its data against local models."""
         return _argmax(self.aggregation_by_client)
 
     def to_json(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def site_result(
 ) -> SiteResult:
     """Compute Wilson's interval of the accuracy, DeLong's of the AUROC, a bootstrap of the sensitivity.
 
-    `right` says which pictures are classified rightly, `positive` is the class whose sensitivity is told, at
+    `right` says which pictures are classified rightly, `positive` is the class of the sensitivity, at
     a threshold of this `specificity`.
     """
     p = np.asarray(probabilities, np.float64)
@@ -107,7 +107,7 @@ def case_result(
 
 @dataclass(frozen=True)
 class Absence:
-    """A client that was asked and whose update was not used, in one round or several."""
+    """A sampled client without a usable update, in one round or several."""
 
     client: str
     rounds: tuple[int, ...]  # in which it was missing
@@ -158,7 +158,7 @@ class Participation:
 
     @cached_property
     def sampled(self) -> set[tuple[str, int]]:
-        """Client and round of everybody who was sampled."""
+        """Client and round of every client that was sampled."""
         return {(line["client"], line["round"]) for line in self.lines}
 
     @cached_property

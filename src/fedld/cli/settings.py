@@ -82,7 +82,7 @@ def _option(setting: Setting) -> inspect.Parameter:
         setting.annotation,
         *(getattr(kind, "__origin__", kind) for kind in get_args(setting.annotation)),
     ]
-    worded = Literal in kinds  # a number or a word: the experiment tells them apart
+    worded = Literal in kinds  # a number or a word: the experiment distinguishes them
     kind: Any = str if worded else next((kind for kind in PLAIN if kind in kinds), str)
     if setting.name in TABLES:
         kind = list[str]

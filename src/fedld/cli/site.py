@@ -17,7 +17,9 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="no encryption, no ke
 Runs = Annotated[Path, typer.Option(help="folder under which the server's runs are written")]
 State = Annotated[Path, typer.Option(help="where this site keeps its own state")]
 Bits = Annotated[int, typer.Option(help="bits that 16-bit image files really use, where they do not say")]
-Patient = Annotated[str, typer.Option(help="pattern whose group is the patient in a file name: '^([^_]+)_'")]
+Patient = Annotated[
+    str, typer.Option(help="pattern with a group that is the patient in a file name: '^([^_]+)_'")
+]
 PolicyFile = Annotated[Path | None, typer.Option(help="this site's own policy.toml: what it takes part in")]
 PeersFile = Annotated[Path | None, typer.Option(help="the consortium's peers.toml: keys for secure rounds")]
 TaskName = Annotated[str, typer.Option(help="task that this site's data is for")]
@@ -105,7 +107,7 @@ def start_site(
     cache_gb: Annotated[float, typer.Option(help="most gigabytes of decoded images on disk")] = 50.0,
     memory_gb: Annotated[float, typer.Option(help="most gigabytes of memory; 0: what is free")] = 0.0,
     images_per_feature: Annotated[
-        float, typer.Option(help="least images for each feature whose second moments leave")
+        float, typer.Option(help="least images for each feature with second moments that leave")
     ] = 0.1,
     policy: PolicyFile = None,
     peers: PeersFile = None,

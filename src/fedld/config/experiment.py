@@ -52,7 +52,7 @@ class Experiment(BaseModel):
         "auto",
         "auto, classification, multilabel, regression, regression-absolute, segmentation, survival, "
         "survival-discrete",
-        travels=True,
+        sent_to_sites=True,
         compared=True,
     )
     target_column: str | None = setting(
@@ -78,7 +78,7 @@ class Experiment(BaseModel):
     )
     min_size: Count = setting("data", 10, "fewest training images of a client", compared=True)
     image_size: Count | None = setting(
-        "data", None, "side of the images in pixels", travels=True, compared=True
+        "data", None, "side of the images in pixels", sent_to_sites=True, compared=True
     )
     skip_bad: bool = setting("data", False, "leave unreadable image files out", compared=True)
     hold_out: Annotated[float, Field(gt=0, lt=1)] | None = setting(
@@ -100,20 +100,24 @@ class Experiment(BaseModel):
         "cnn",
         "cnn, vgg9, resnet8, resnet8-gn, resnet8-gnws, resnet18, resnet50, mobilenet_v2, "
         "efficientnet_lite0, linear, unet (unet:width=8,depth=3,norm=group)",
-        travels=True,
+        sent_to_sites=True,
         compared=True,
     )
     weights: Path | None = setting(
         "model", None, "initial weights, .safetensors or weights-only .pth", compared=True
     )
     head: str = setting(
-        "model", "linear", "linear, or mlp:64 for a hidden layer of 64 units", travels=True, compared=True
+        "model",
+        "linear",
+        "linear, or mlp:64 for a hidden layer of 64 units",
+        sent_to_sites=True,
+        compared=True,
     )
     train: str = setting(
         "model",
         "all",
         "all, head, last:N blocks, or the first module to train: the rest is frozen",
-        travels=True,
+        sent_to_sites=True,
         compared=True,
     )
     start: Literal["seed", "closed"] = setting(
@@ -131,108 +135,112 @@ class Experiment(BaseModel):
     feature_cache: bool = setting("run", True, "compute the outputs of a frozen trunk once and keep them")
 
     method: PartSettings = setting(
-        "training", {"name": "fedavg"}, "federated method, see 'fedld methods'", travels=True
+        "training", {"name": "fedavg"}, "federated method, see 'fedld methods'", sent_to_sites=True
     )
     objective: PartSettings | None = setting(
-        "training", None, "what clients minimise: cross-entropy, marg-log, ...", travels=True
+        "training", None, "what clients minimise: cross-entropy, marg-log, ...", sent_to_sites=True
     )
     rule: PartSettings | None = setting(
-        "training", None, "how the server combines: mean, principal, consensus, ...", travels=True
+        "training", None, "how the server combines: mean, principal, consensus, ...", sent_to_sites=True
     )
-    rounds: Count = setting("training", 15, "communication rounds", travels=True, compared=True)
-    local_epochs: Count = setting("training", 1, "epochs that a client trains per round", travels=True)
+    rounds: Count = setting("training", 15, "communication rounds", sent_to_sites=True, compared=True)
+    local_epochs: Count = setting("training", 1, "epochs that a client trains per round", sent_to_sites=True)
     local_steps: Count | None = setting(
-        "training", None, "steps that every client trains per round, instead of epochs", travels=True
+        "training", None, "steps that every client trains per round, instead of epochs", sent_to_sites=True
     )
-    batch_size: Count = setting("training", 50, "samples per step", travels=True)
-    lr: Positive = setting("training", 0.05, "learning rate of the clients", travels=True)
+    batch_size: Count = setting("training", 50, "samples per step", sent_to_sites=True)
+    lr: Positive = setting("training", 0.05, "learning rate of the clients", sent_to_sites=True)
     head_lr: Positive | None = setting(
-        "training", None, "learning rate of the head; default: as lr", travels=True
+        "training", None, "learning rate of the head; default: as lr", sent_to_sites=True
     )
     client_lr: dict[str, Positive] = setting(
-        "training", {}, "learning rates of single clients, by name, instead of lr", travels=True
+        "training", {}, "learning rates of single clients, by name, instead of lr", sent_to_sites=True
     )
     lr_schedule: str = setting(
         "training",
         "constant",
         "learning rate over the rounds: constant, cosine, step, or a function of the round",
-        travels=True,
+        sent_to_sites=True,
     )
     lr_warmup: Annotated[int, Field(ge=0)] = setting(
-        "training", 0, "first rounds, in which the learning rate grows to its full value", travels=True
+        "training", 0, "first rounds, in which the learning rate grows to its full value", sent_to_sites=True
     )
-    lr_step: Count = setting("training", 10, "rounds between two decays of the step schedule", travels=True)
-    lr_decay: Share = setting("training", 0.1, "factor of each decay of the step schedule", travels=True)
+    lr_step: Count = setting(
+        "training", 10, "rounds between two decays of the step schedule", sent_to_sites=True
+    )
+    lr_decay: Share = setting(
+        "training", 0.1, "factor of each decay of the step schedule", sent_to_sites=True
+    )
     optimiser: Literal["sgd", "nesterov", "adam", "adamw"] = setting(
-        "training", "sgd", "optimiser of the clients: sgd, nesterov, adam or adamw", travels=True
+        "training", "sgd", "optimiser of the clients: sgd, nesterov, adam or adamw", sent_to_sites=True
     )
     steps: Literal["plain", "centred"] = setting(
         "training",
         "plain",
         "of trained layers: plain, or centred: as if their inputs had mean 0 (buffers = frozen)",
-        travels=True,
+        sent_to_sites=True,
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] = setting(
-        "training", 0.5, "momentum of the clients, with sgd and nesterov", travels=True
+        "training", 0.5, "momentum of the clients, with sgd and nesterov", sent_to_sites=True
     )
     beta1: Annotated[float, Field(ge=0, lt=1)] = setting(
-        "training", 0.9, "decay of the first moment of adam and adamw", travels=True
+        "training", 0.9, "decay of the first moment of adam and adamw", sent_to_sites=True
     )
     beta2: Annotated[float, Field(ge=0, lt=1)] = setting(
-        "training", 0.999, "decay of the second moment of adam and adamw", travels=True
+        "training", 0.999, "decay of the second moment of adam and adamw", sent_to_sites=True
     )
-    epsilon: Positive = setting("training", 1e-8, "smallest divisor of adam and adamw", travels=True)
+    epsilon: Positive = setting("training", 1e-8, "smallest divisor of adam and adamw", sent_to_sites=True)
     moments: Literal["reset", "kept"] = setting(
         "training",
         "reset",
         "momentum and moments: reset in every round, or kept by each client",
-        travels=True,
+        sent_to_sites=True,
     )
     clip_gradients: Positive | None = setting(
-        "training", None, "longest gradient of a batch; longer ones are shortened to it", travels=True
+        "training", None, "longest gradient of a batch; longer ones are shortened to it", sent_to_sites=True
     )
-    weight_decay: NonNegative = setting("training", 0.0, "weight decay of the clients", travels=True)
+    weight_decay: NonNegative = setting("training", 0.0, "weight decay of the clients", sent_to_sites=True)
     class_weights: str = setting(
         "training",
         "none",
         "classes weigh alike: none; balanced; or by name: covid=3,normal=1 (classification)",
-        travels=True,
+        sent_to_sites=True,
     )
     weigh: Literal["loss", "sampling"] = setting(
         "training",
         "loss",
         "what class_weights apply to: the loss of samples, or how often they are drawn",
-        travels=True,
+        sent_to_sites=True,
     )
     augment: str = setting(
         "training",
         "none",
         "random changes to training images: none, natural, xray, fundus, retina, covid-fl, or a function",
-        travels=True,
+        sent_to_sites=True,
     )
     augment_strength: Positive = setting(
-        "training", 1.0, "width of the ranges of a named set of random changes", travels=True
+        "training", 1.0, "width of the ranges of a named set of random changes", sent_to_sites=True
     )
     buffers: Literal["global", "local", "frozen"] = setting(
-        "training", "global", "BatchNorm statistics: global, local or frozen", travels=True
+        "training", "global", "BatchNorm statistics: global, local or frozen", sent_to_sites=True
     )
     transform: list[str] = setting(
         "training",
         [],
         "of updates on their way, in order: clip:BOUND, quantise:BITS, topk:SHARE",
-        travels=True,
+        sent_to_sites=True,
     )
     secure: Literal["sum", "gram"] | None = setting(
         "training",
         None,
         "sum: the server sees no single update; gram: but inner products, for rules of them",
-        travels=True,
+        sent_to_sites=True,
     )
     dp: str | None = setting(
         "training",
         None,
         "differential privacy of clients' records: epsilon=4,delta=1e-5,clip=1",
-        travels=True,
+        sent_to_sites=True,
     )
     dp_budget: Positive | None = setting(
         "training",
@@ -244,7 +252,7 @@ class Experiment(BaseModel):
     )
     sample_rate: Share = setting("training", 1.0, "share of clients that take part in a round")
     sample_clients: Count | None = setting("training", None, "number of clients in a round, instead")
-    seed: Seed = setting("training", 0, "seed of data, initial weights and order", travels=True)
+    seed: Seed = setting("training", 0, "seed of data, initial weights and order", sent_to_sites=True)
 
     metrics: list[str] = setting(
         "evaluation", [], "further measures: macro-f1, kappa, sensitivity, specificity, sensitivity-at-95"
@@ -256,24 +264,24 @@ class Experiment(BaseModel):
         "evaluation",
         None,
         "share of clients' training images set aside: to choose best.safetensors, for the rule 'measured'",
-        travels=True,
+        sent_to_sites=True,
         compared=True,
     )
     specificity: Share = setting(
-        "evaluation", 0.9, "specificity at which each site's sensitivity is given", travels=True
+        "evaluation", 0.9, "specificity at which each site's sensitivity is given", sent_to_sites=True
     )
     eval_every: Count = setting("evaluation", 1, "rounds between evaluations")
     personal_every: Count | None = setting(
         "evaluation", None, "rounds between evaluations of personalised models; default: as eval_every"
     )
     client_losses: bool = setting(
-        "evaluation", True, "measure clients' losses before and after training", travels=True
+        "evaluation", True, "measure clients' losses before and after training", sent_to_sites=True
     )
     decompose: Annotated[int, Field(ge=0)] = setting(
-        "evaluation", 0, "loss decomposition every N rounds, 0 = never", travels=True
+        "evaluation", 0, "loss decomposition every N rounds, 0 = never", sent_to_sites=True
     )
     decompose_samples: Count | None = setting(
-        "evaluation", None, "estimate the decomposition on at most N samples per client", travels=True
+        "evaluation", None, "estimate the decomposition on at most N samples per client", sent_to_sites=True
     )
 
     workers: Annotated[int, Field(ge=0)] | None = setting(
@@ -283,7 +291,7 @@ class Experiment(BaseModel):
         "run",
         "float32",
         "networks compute in float32, or in mixed precision: bfloat16 or float16",
-        travels=True,
+        sent_to_sites=True,
     )
     device: Annotated[str, Field(pattern=DEVICE)] = setting(
         "run", "cpu", "auto, cpu, cuda, cuda:NUMBER or mps"
@@ -371,7 +379,7 @@ class Experiment(BaseModel):
 
 
 SETTINGS = settings_of(Experiment)
-"""All that is said of each setting, by name."""
+"""Metadata of every setting, by name."""
 
 SYNONYMS = {
     "learning_rate": "lr",

@@ -33,7 +33,7 @@ def _row(setting: Setting) -> str:
     default = setting.default["name"] if setting.name == "method" else setting.default
     text = "" if default in (None, {}) else f"`{json.dumps(default).strip(chr(34))}`"
     marks = ", ".join(
-        word for word, marked in (("site", setting.travels), ("same", setting.compared)) if marked
+        word for word, marked in (("site", setting.sent_to_sites), ("same", setting.compared)) if marked
     )
     return f"| `{setting.name}` | `{setting.option}` | {text} | {setting.help} | {marks} |"
 

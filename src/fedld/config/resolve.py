@@ -166,7 +166,7 @@ def make_federation(experiment: Experiment) -> Federation:
 
 
 def with_outputs(federation: Federation, task: Task) -> Federation:
-    """Give a federation whose names of outputs are those of the task."""
+    """Rename a federation's outputs to those of the task."""
     names = task.output_names(federation.classes)
     return federation if names == federation.classes else replace(federation, classes=names)
 
@@ -270,7 +270,7 @@ def _check_optimiser(experiment: Experiment, method: Method) -> None:
 
 
 def meant_option(settings: Mapping[str, Any], key: str) -> str | None:
-    """The hint for somebody who wrote `mu` and meant `method.mu`; None if no method has such an option."""
+    """Suggest `method.mu` for an unknown setting `mu`; None if no method has such an option."""
     part = settings.get("method", {"name": "fedavg"})
     name = part.get("name", "") if isinstance(part, dict) else part
     owners = [owner for owner, method in METHODS.items() if key in options_of(method)]

@@ -1,4 +1,4 @@
-"""What is said of a setting, once: its section, its help text, who must know it and who must agree on it."""
+"""Metadata of a setting: its section, help text, whether sites get it and whether runs must agree on it."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -13,7 +13,7 @@ SECTIONS: tuple[SettingSection, ...] = get_args(SettingSection)
 class Setting:
     """One setting of an experiment.
 
-    travels: a server may set it at a site, so it names no file and no device.
+    sent_to_sites: a server may set it at a site, so it names no file and no device.
     compared: runs must agree on it to stand in one table.
     """
 
@@ -22,7 +22,7 @@ class Setting:
     help: str
     default: Any
     annotation: Any
-    travels: bool
+    sent_to_sites: bool
     compared: bool
 
     @property
@@ -36,16 +36,16 @@ def setting(
     default: Any,
     text: str,
     *,
-    travels: bool = False,
+    sent_to_sites: bool = False,
     compared: bool = False,
 ) -> Any:
-    """A field of the experiment with all that is said of it; `text` is its help, a short phrase."""
-    extra: dict[str, Any] = {"section": section, "travels": travels, "compared": compared}
+    """Make a field of the experiment with its metadata; `text` is its help, a short phrase."""
+    extra: dict[str, Any] = {"section": section, "sent_to_sites": sent_to_sites, "compared": compared}
     return Field(default, description=text, json_schema_extra=extra)
 
 
 def settings_of(model: type[BaseModel]) -> dict[str, Setting]:
-    """Every setting of a model whose fields were made by `setting`, in order."""
+    """List the settings of a model in order; its fields were made by `setting`."""
     settings = {}
     for name, field in model.model_fields.items():
         extra: Any = field.json_schema_extra

@@ -14,10 +14,10 @@ NO_IMAGES: Positions = np.empty(0, np.int64)
 class Client:
     """One site: sorted positions of its images in `Federation.images`.
 
-    Where the training images stay at the site, `train` is empty, and of them no more is known here than
-    `elsewhere`: how many there are of each class, and how many more (`untold`) of classes that the site does
-    not tell the numbers of; and `target_sums` over their targets, where a task needs some.
-    Nobody trains on the `validation` images: they choose the best round, where a run sets some aside.
+    Where the training images stay at the site, `train` is empty. Known of them are `elsewhere`, the number of
+    each class; `untold`, the number of images in classes with undisclosed counts; and `target_sums` over
+    their targets, where a task needs some.
+    `validation` images are not trained on: they choose the best round, where a run sets some aside.
     """
 
     name: str

@@ -159,7 +159,7 @@ def united_statistics(
 
 
 def lonely_levels(places: Mapping[str, Sequence[SheetColumn]]) -> Iterator[str]:
-    """Name the categories that one place alone tells of."""
+    """Name the categories that a single place has."""
     owners: dict[str, list[str]] = {}
     for place, columns in places.items():
         for column in columns:

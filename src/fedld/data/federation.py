@@ -333,7 +333,7 @@ class Federation:
             seed: of the draw.
 
         Returns:
-            A federation whose clients have validation images.
+            A federation with validation images at its clients.
 
         Raises:
             FedLDError: the fraction is not between 0 and 1, or takes no image or every patient of a client.

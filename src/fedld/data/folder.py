@@ -294,7 +294,7 @@ def _size(picture: Path) -> tuple[int, int] | None:
     try:
         with Image.open(picture) as image:
             return ImageOps.exif_transpose(image).size
-    except Exception:  # damaged pictures are told of by whoever decodes them
+    except Exception:  # decoding reports damaged pictures
         return None
 
 

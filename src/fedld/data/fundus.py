@@ -99,7 +99,7 @@ class Eyes:
     def lesions(self, scene: Floats, diseased: NDArray[np.bool_]) -> Floats:
         """Paint haemorrhages and exudates of the diseased, and now and then a speck in a healthy eye.
 
-        Some diseases are at an early stage that nobody can see, so no model can be right about all of them.
+        Some diseases are at an early stage without a visible sign, so no model can be right about all.
         """
         severity = np.rint(10 * self.rng.random((2, self.count)) ** 0.5)
         specks = self.rng.random((2, self.count)) < 0.3

@@ -87,8 +87,8 @@ def dirichlet(
 ) -> list[Indices]:
     """Label skew: every class is cut by its own Dirichlet(alpha) shares; small alpha, strong skew.
 
-    Draws that leave a client below `min_size` are drawn again; where that is hopeless (a tiny alpha) of
-    all draws the one whose smallest client has most is repaired with images of the largest clients.
+    Draws that leave a client below `min_size` are drawn again; where that fails (a tiny alpha),
+    the draw with the largest smallest client is repaired with images of the largest clients.
     """
     best, _ = _best_draw(labels, clients, alpha, min_size, seed)
     return _sorted(_fill_up(best, min_size))

@@ -278,7 +278,7 @@ def decode(
     """Read every file into `folder`/images.npy at `size` x `size` x 3.
 
     Threads are enough: Pillow and NumPy release the interpreter lock while they decode and resize. A damaged
-    or missing file ends it with its name, or with `skip_bad` leaves a black row that nobody uses.
+    or missing file ends it with its name, or with `skip_bad` leaves a black row that is not used.
     """
     images = np.lib.format.open_memmap(
         folder / "images.npy", mode="w+", dtype=np.uint8, shape=(len(items), size, size, 3)

@@ -1,4 +1,4 @@
-"""What the user asks for: a dataset, how it is divided, and the dials of the simulated one."""
+"""The specification of a federation: a dataset, how it is divided, parameters of the simulated one."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from fedld.errors import FedLDError
 
 @dataclass(frozen=True)
 class DataSpec:
-    """One federation, written down.
+    """Settings from which a federation is made.
 
     dataset: fundus-sim, digits, npz:PATH, folder:PATH, csv:FILE, retina or covid-fl (these two with
         `data_root`).
@@ -26,7 +26,7 @@ class DataSpec:
     image_size: None keeps the dataset's own (fundus-sim 32, folder 96, retina and covid-fl 384).
     seed, test_seed: of the partition; of the test set, where the dataset has no split of its own.
     bits: that the grey values of 16-bit files really use, where they do not say.
-    patient: `folder:` only, a pattern whose group is the patient in a file's name: `^([^_]+)_`.
+    patient: `folder:` only, a pattern with a group that is the patient in a file's name: `^([^_]+)_`.
     task: classification, multilabel, regression or survival; the dataset must have targets for it.
     target_column, site_column, split_column, drop: `csv:` only (see `fedld.data.sheet`).
     samples, feature_shift, shortcut: fundus-sim only (see `fedld.data.fundus`).

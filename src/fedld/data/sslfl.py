@@ -23,7 +23,7 @@ Line = tuple[list[str], str]  # fields, and where they stand: 'train.csv line 7'
 
 @dataclass(frozen=True)
 class Published:
-    """What tells the two datasets apart."""
+    """Names, folders and statistics of one of the two datasets."""
 
     name: str
     classes: tuple[str, ...]

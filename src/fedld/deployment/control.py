@@ -188,7 +188,7 @@ Progress = Callable[[Event], None]
 def flower_defaults(settings: dict[str, Any]) -> dict[str, Any]:
     """Complete settings for sites: a round goes on without a missing site if a majority is there.
 
-    Updates of ten times the usual length are refused: one site's poison should not be everybody's.
+    Updates of ten times the usual length are refused, so that one site cannot spoil the global model.
 
     >>> flower_defaults({"clients": 3})
     {'on_client_failure': 'skip', 'min_clients': 2, 'max_update_ratio': 10.0, 'clients': 3}
@@ -199,7 +199,7 @@ def flower_defaults(settings: dict[str, Any]) -> dict[str, Any]:
     kind, colon, path = settings.get("dataset", "").partition(":")
     if colon:  # the server looks from where it was started
         settings = settings | {"dataset": f"{kind}:{Path(path).expanduser().absolute()}"}
-    bounds = {} if settings.get("secure") else {"max_update_ratio": 10.0}  # nobody sees single updates there
+    bounds = {} if settings.get("secure") else {"max_update_ratio": 10.0}  # the server sees sums only
     return {"on_client_failure": "skip", "min_clients": quorum, **bounds, **settings}
 
 

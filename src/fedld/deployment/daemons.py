@@ -43,7 +43,7 @@ NEW_WORK = frozenset(
 
 @dataclass(frozen=True)
 class Stored:
-    """What sites sent and nobody has read yet lies in the database, which may have so many bytes."""
+    """The database of messages that are not read yet, and the largest number of its bytes."""
 
     database: Path
     room: float
@@ -61,7 +61,7 @@ def run_superlink(
     ready: Callable[[], None],
     stored: Stored,
 ) -> None:
-    """Serve until told to stop. `words` is the SuperLink's command line, without the program."""
+    """Serve until stopped. `words` is the SuperLink's command line, without the program."""
     sys.argv = ["flower-superlink", *words]
     config = internals.SUPERLINK_CONFIG.get()()
     app = internals.SUPERLINK_APP.get()(config, internals.SUPERLINK_LIFESPAN.get())
@@ -123,7 +123,11 @@ def _registrar(registrations: Registrations, state: Any) -> Callable[[], Keys]:
         try:
             current = registrations.keys()
         except FedLDError as error:
-            print(f"fedld: {error}; nobody is let in until it is mended", file=sys.stderr, flush=True)
+            print(
+                f"fedld: {error}; no site is admitted until the file is corrected",
+                file=sys.stderr,
+                flush=True,
+            )
             return {}
         if current is not registered:
             for name, key in current.items():
@@ -142,7 +146,7 @@ POLL = 0.25
 
 
 def run_supernode(words: list[str], socket_path: Path) -> None:
-    """Ask the server for work until told to stop. `words` is the command line, without the program."""
+    """Ask the server for work until stopped. `words` is the command line, without the program."""
 
     activity = Activity()
 

@@ -323,4 +323,4 @@ def _write(reading: int, file: Path, largest: int) -> None:
             try:
                 os.write(1, (line if coloured else f"{plain}\n").encode())
             except OSError:
-                coloured = False  # nobody looks any more
+                coloured = False  # the terminal is closed

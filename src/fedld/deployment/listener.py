@@ -124,7 +124,7 @@ class Activity:
                 loop.call_soon_threadsafe(event.set)
 
     def close(self) -> None:
-        """Hold nobody any more: the listener stops."""
+        """Release all held calls: the listener stops."""
         self.closed = True
         self.note()
 
@@ -156,7 +156,7 @@ class Holding:
         self._seen: dict[bytes, int] = {}
 
     async def __call__(self, scope: Any, receive: App, send: App) -> None:
-        """Pass a call on, now or when there may be work; one whose caller went away is dropped."""
+        """Pass a call on, now or when there may be work; a call without a caller is dropped."""
         path = scope.get("path")
         if path in self.waiting:
             body = await _body(receive)

@@ -156,9 +156,9 @@ App = Callable[..., Any]
 class Admission:
     """An ASGI application before Flower's; `keys` gives the registered keys, None lets every key in.
 
-    `renew` is told the key of a site that starts: Flower would believe it to be there still, for a minute.
-    `full` says whether what sites sent fills the room that the server has for it. Then who sent more than an
-    equal share of `room` bytes sends nothing more; Flower removes replies when they are read and runs end.
+    `renew` gets the key of a site that starts: Flower would count it as present, for a minute.
+    `full` tells whether the messages of sites fill the server's room for them. Then a site that sent more
+    than an equal share of `room` bytes is refused; Flower removes replies when they are read and runs end.
     """
 
     def __init__(

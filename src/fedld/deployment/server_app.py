@@ -20,7 +20,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run or resume the experiment that was submitted; the last event tells how it ended."""
+    """Run or resume the experiment that was submitted; the last event says how it ended."""
     config = dict(context.run_config)
     out = Path(str(config["out"]))
     try:

@@ -61,7 +61,7 @@ Contents = dict[str, bytes]
 
 
 class BoundedGrid(HttpGrid):
-    """Flower's grid, whose replies have a largest size."""
+    """Flower's grid, with a largest size of replies."""
 
     def pull_within(self, message_ids: Iterable[str], largest: int) -> list[Message]:
         """Pull the replies that have come; one that is too large or broken comes as an error."""
@@ -157,7 +157,7 @@ Again = Callable[[int], bool]
 def serve(app: str, daemon: Daemon, again: Again = lambda _: False) -> int:
     """Run one of Flower's daemons, and fork for every task that it has for `app`; the daemon's exit code.
 
-    A daemon that ends although nobody told it to is started again if `again` says so. 0 if it was told to.
+    A daemon that ends by itself is started again if `again` says so. The exit code is 0 after a stop.
     """
     main = _only_fedld(app)
     _warm_up()

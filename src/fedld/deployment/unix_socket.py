@@ -1,7 +1,7 @@
 """A Unix socket in a folder that only its owner can enter.
 
-Flower's control and runtime endpoints ask nobody who they are. On such a socket the operating system does:
-whoever reaches them is the account that started the server (or the site), or root.
+Flower's control and runtime endpoints do not authenticate callers. On such a socket the operating system
+does: only the account that started the server (or the site), and root, can open it.
 """
 
 import os

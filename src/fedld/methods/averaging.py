@@ -97,7 +97,7 @@ class FedDisco(Method):
     def client_update(self, client: LocalClient) -> Reply:
         """Train as FedAvg, and send the discrepancy: how uneven the client's labels are."""
         client.train(self.loss)
-        # The network tells how many classes there are; asked in eval mode, it learns nothing from this batch.
+        # The network knows the number of classes; in eval mode it learns nothing from this batch.
         batch = client.context(*next(client.samples.in_order(1))).teacher
         return client.reply(message={"discrepancy": discrepancy(client.disclosed(batch.class_counts))})
 

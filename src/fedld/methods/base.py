@@ -132,8 +132,8 @@ class Messages:
 class Replies(Messages):
     """What the server accepted in a round after training, client by client.
 
-    `updates` is the (m, D) matrix whose first `layout.shared` columns are G of the paper, row by row. Clients
-    whose reply was refused are not among them: a method cannot see what they sent.
+    `updates` is the (m, D) matrix; its first `layout.shared` columns are G of the paper, row by row. Clients
+    with a refused reply are not among them: a method cannot see what they sent.
     """
 
     layout: Layout

@@ -49,7 +49,7 @@ class FedRS(Method):
 
 @dataclass(frozen=True)
 class FedNTD(Method):
-    """FedAvg whose clients keep what the incoming model says of the classes that are not true."""
+    """FedAvg with a term that keeps the incoming model's predictions of the classes that are not true."""
 
     objective: Objective = field(default_factory=NotTrueDistilled)
 
@@ -59,7 +59,7 @@ class FedNTD(Method):
 
 @dataclass(frozen=True)
 class FedDecorr(Method):
-    """FedAvg whose clients keep their features from collapsing into a few dimensions."""
+    """FedAvg with a term that keeps features from collapsing into a few dimensions."""
 
     objective: Objective = field(default_factory=Decorrelated)
 

@@ -9,9 +9,9 @@ from fedld.methods.base import Card, Method
 
 @dataclass(frozen=True)
 class FedConsensus(Method):
-    """FedAvg whose server takes out of the average what the clients disagree on, at the average's length.
+    """FedAvg, with what the clients disagree on removed from the average, at the average's length.
 
-    It does not fall into the trap of the principal rule, whose first axis may be the conflict itself.
+    It avoids a failure of the principal rule: the first axis may be the conflict itself.
     """
 
     rule: Rule = field(default_factory=Consensus)

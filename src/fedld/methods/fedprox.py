@@ -9,7 +9,7 @@ from fedld.methods.base import Card, Method
 
 @dataclass(frozen=True)
 class FedProx(Method):
-    """FedAvg whose clients minimise L_i(w) + (mu/2) |w - w_t|^2."""
+    """FedAvg with clients that minimise L_i(w) + (mu/2) |w - w_t|^2."""
 
     mu: float = 0.01
 

@@ -258,7 +258,7 @@ def class_shares(replies: Replies) -> Tensor:
 class GAMF(NeuronMatching):
     """Graduated-assignment model fusion: channels of all clients are matched as graphs, then averaged.
 
-    A network is a graph of channels whose edges are weights. Doubly stochastic matrices P_i^l take the
+    A network is a graph of channels with weights as edges. Doubly stochastic matrices P_i^l take the
     channels of client i to a common order; in turn for every client and layer P <- Sinkhorn(M / tau), M being
     the inner products of its incoming and outgoing weights with those of the mean aligned network, while tau
     falls to `tau_min`. The Hungarian algorithm makes permutations of them. The first client gives the order.

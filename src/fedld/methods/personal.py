@@ -19,7 +19,7 @@ from fedld.seeds import torch_generator
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    """A model for everybody and one for each client (Algorithm 1 of the paper).
+    """A global model and one for each client (Algorithm 1 of the paper).
 
     The global model is FedAvg's. Every client also keeps v_i, which it trains on its own samples towards it:
     L_i(v) + (lam/2) |v - w_t|^2, from where it was left the last time, with as many epochs again.
@@ -52,7 +52,7 @@ PERSONAL = "personal"
 
 @dataclass(frozen=True)
 class FedRoD(Method):
-    """Two predictors on one body: a generic head for everybody, a personal head added to it by each client.
+    """Two predictors on one body: a shared generic head, and a personal head that each client adds.
 
     Body and generic head minimise the balanced softmax of their logits g, and are averaged. The personal head
     h_i, which starts at zero and stays with the client, minimises CE(g + h_i) with body and g held fixed. The

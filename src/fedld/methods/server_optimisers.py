@@ -1,4 +1,4 @@
-"""Methods whose server takes an optimiser's step along the average update."""
+"""Methods with an optimiser's step of the server along the average update."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -69,7 +69,7 @@ class FedAdam(Method):
 
 @dataclass(frozen=True)
 class FedYogi(FedAdam):
-    """FedAdam whose second moment moves additively: v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)."""
+    """FedAdam with a second moment that moves additively: v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)."""
 
     card: ClassVar[Card] = Card("FedYogi", "Reddi et al. 2021")
 

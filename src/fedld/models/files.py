@@ -107,7 +107,7 @@ KNOWN = {
     "resnet50": "torchvision resnet50, timm resnet50",
     "mobilenet_v2": "torchvision mobilenet_v2, timm mobilenetv2_100",
 }
-"""Public networks whose files fit, by our name."""
+"""Public networks with files that fit, by our name."""
 
 _FIRST = {"conv_dw": "conv.0.0", "bn1": "conv.0.1", "conv_pw": "conv.1", "bn2": "conv.2"}
 _OTHERS = {

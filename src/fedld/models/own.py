@@ -61,7 +61,7 @@ def own_network(
 
 @torch.no_grad()
 def _check(network: nn.Module, name: str, wanted: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """Refuse a network that cannot take the samples, or whose output does not fit the labels."""
+    """Refuse a network that cannot take the samples, or gives outputs that do not fit the labels."""
     training = network.training
     try:
         output: Any = network.eval()(torch.zeros(2, *shape))

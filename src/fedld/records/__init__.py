@@ -1,1 +1,1 @@
-"""The one schema that everybody shares: what a run writes and everybody reads."""
+"""The schema of a run's files: the writer, the reader, and tables made of them."""

@@ -2,7 +2,7 @@
 
     {"round":2,"accuracy":0.5,"digest":"0123456789abcdef"}
 
-So a changed line, and a line whose predecessor is gone, are found by their number. Lines that are missing at
+So a changed line, and a line without its predecessor, are found by their number. Lines that are missing at
 the end are found by the checksums in summary.json. Lines without a digest are of older versions: they
 are accepted before the first line that has one. A file that was cut after a line can be continued.
 """

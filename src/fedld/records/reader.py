@@ -1,4 +1,4 @@
-"""Run and study directories as values. Whatever is damaged or missing is told, never raised.
+"""Run and study directories as values. Damaged and missing files are reported, never raised.
 
 A report is most wanted when something went wrong, so reading stops only where there is no run at all.
 """

@@ -16,7 +16,7 @@ Config = dict[str, Any]
 """The table of a TOML file; `config.experiment` knows its fields."""
 
 Event = dict[str, Any]
-"""What a watcher of a run is told: `event` names it ("client", "round", "waiting" ...)."""
+"""An event for an observer of a run: `event` names it ("client", "round", "waiting" ...)."""
 
 
 Reason = Literal["away", "late", "refused", "malformed", "failed", "not finite", "rejected"]
@@ -172,7 +172,7 @@ class ConflictLine(TypedDict):
     eigen_gap: float
     sign_margin: float
     gram: list[list[float]]
-    gram_clients: list[str]  # whose rows and columns `gram` has: of a large round not everybody's
+    gram_clients: list[str]  # of the rows and columns of `gram`: in a large round a part of the clients
     trial: TrialRecord | None
     sketch: SketchErrorRecord | None
 
@@ -183,7 +183,7 @@ class CrossMatrix(TypedDict):
     sampled: list[int]
     cross_loss: list[list[float]]
     standard_errors: list[list[float]] | None
-    not_measured: NotRequired[list[str]]  # clients whose losses are missing: nan there is no divergence
+    not_measured: NotRequired[list[str]]  # clients with missing losses: nan is no divergence there
 
 
 class CrossLine(CrossMatrix):
@@ -247,7 +247,7 @@ class FinalMeasures(TypedDict, total=False):
 CASES = "cases.npz"
 """Pictures, true and predicted masks of some test cases, where a mask is predicted."""
 Which = Literal["global", "personal"]
-"""Whose model: everybody's, or the client's own."""
+"""The global model, or the client's own."""
 
 
 class Interval(TypedDict):

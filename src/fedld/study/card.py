@@ -27,9 +27,7 @@ FEW = 50
 STATEMENTS = {"use": "intended use", "owner": "owner", "licence": "licence"}
 """Statements of a model's owner; `fedld card` takes each as an option."""
 
-ELSEWHERE = (
-    "Nothing here tells how the model does on pictures of places that are not among the test pictures."
-)
+ELSEWHERE = "How the model does on pictures of places that are not among the test pictures is unknown."
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def run_grid(
 def attempt(
     cell: Cell, progress: Callable[[Event], None], through: tuple[type[FedLDError], ...] = ()
 ) -> Outcome:
-    """Run a cell; what it fails of is told and given, but for errors `through` which the caller answers."""
+    """Run a cell; its failure is reported and returned, except errors `through` that the caller handles."""
     raised: tuple[type[FedLDError], ...] = (OtherSettings, Interrupted, *through)
     if cell.until is not None and time.time() >= cell.until:
         return "no time was left for it"
@@ -221,7 +221,7 @@ def longest_first(
 
     Args:
         cells: the runs.
-        slots: tells how many may run now.
+        slots: gives the number that may run now.
         submit: starts one.
         outcome: gets the outcome of one that is done.
         look: seconds after which slots are counted again although no run ended; None: never.

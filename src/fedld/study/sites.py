@@ -1,4 +1,4 @@
-"""The final models at each site: as predictions.csv tells of them, and as the sites measured them."""
+"""The final models at each site: from predictions.csv, and as the sites measured them."""
 
 from collections.abc import Mapping
 

@@ -69,7 +69,7 @@ def _ranking(comparison: "Comparison") -> str:
     """Describe the winner against its rival, and where every other method stands."""
     winner, test, measure = comparison.winner, comparison.decisive, comparison.primary_measure
     if winner is None:
-        return f"no method has a global model whose {measure.title} could be compared"
+        return f"no method has a global model with a {measure.title} to compare"
     mean = winner.mean(comparison.primary)
     if test is None or test.difference is None or comparison.rival is None:
         value = "" if mean is None else f": {measure.format(mean)} {measure.title}"

@@ -132,7 +132,7 @@ class LivePage:
 
 def make_server(paths: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
     """Make a server on loopback, not started yet; port 0 takes a free one."""
-    read(paths)  # a directory without a run is told now, not in the browser
+    read(paths)  # a directory without a run is refused now, before the browser opens
     live = LivePage(paths)
 
     class Handler(_Handler):

@@ -109,7 +109,7 @@ from fedld.records.writer import write_atomically
 from fedld.seeds import derive
 from fedld.tasks import TASKS, Tally
 
-TRAVELS = {name for name, setting in SETTINGS.items() if setting.travels}
+TRAVELS = {name for name, setting in SETTINGS.items() if setting.sent_to_sites}
 """What a server may set at a site: nothing that names a file, and no device."""
 
 app = ClientApp()
