@@ -7,7 +7,6 @@ lack are those of parts that not every run has (no test set, no decomposition, a
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NotRequired, Required, TypedDict, TypeVar
 
-from fedld.tasks.measure import Scores
 
 FORMAT = 2
 """Of the records that are written; those of format 1 are read too (`records.format1`)."""
@@ -18,6 +17,8 @@ Config = dict[str, Any]
 Event = dict[str, Any]
 """An event for an observer of a run: `event` names it ("client", "round", "waiting" ...)."""
 
+Scores = dict[str, float | None]
+"""Values of measures by name; null where a measure is not defined."""
 
 Reason = Literal["away", "late", "refused", "malformed", "failed", "not finite", "rejected"]
 """Why a client that was drawn is missing from a round.
