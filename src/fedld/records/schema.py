@@ -7,7 +7,6 @@ lack are those of parts that not every run has (no test set, no decomposition, a
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NotRequired, Required, TypedDict, TypeVar
 
-
 FORMAT = 2
 """Of the records that are written; those of format 1 are read too (`records.format1`)."""
 
