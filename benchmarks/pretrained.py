@@ -111,9 +111,16 @@ def _extraction():
     model, (trunk, _) = network(), cut(network(), "head")
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "images.npy", pixels)
-        clients = (Client("x", everything, everything),)
-        facts = (("a", "b"), clients, everything, (0.5,) * 3, (0.25,) * 3)
-        federation = Federation("x", Path(folder), *facts)
+        clients = (Client(name="x", train=everything, test=everything),)
+        federation = Federation(
+            name="x",
+            folder=Path(folder),
+            classes=("a", "b"),
+            clients=clients,
+            test=everything,
+            mean=(0.5,) * 3,
+            std=(0.25,) * 3,
+        )
         slow = speed(lambda: plain_loop(model, pixels), EXTRACTED)
         return speed(lambda: cached_features(trunk, federation), EXTRACTED), slow
 

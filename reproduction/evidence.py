@@ -80,12 +80,12 @@ class Study:
         """Return the same comparison decided by another measure: its differences and Holm's p values."""
         found = self.comparison
         return Comparison(
-            found.title,
-            found.baseline,
-            measure,
-            found.round,
-            found.measures,
-            with_differences(found.standings, found.baseline, measure),
+            title=found.title,
+            baseline=found.baseline,
+            primary=measure,
+            round=found.round,
+            measures=found.measures,
+            standings=with_differences(found.standings, found.baseline, measure),
         )
 
 
@@ -181,12 +181,12 @@ def make_study(name: str, about: Mapping[str, Any], numbers: Iterable[Number]) -
         _standing(label, lines, measures, label in about["references"]) for label, lines in by_method.items()
     ]
     comparison = Comparison(
-        about["title"],
-        about["baseline"],
-        about["primary"],
-        about["round"],
-        measures,
-        with_differences(standings, about["baseline"], about["primary"]),
+        title=about["title"],
+        baseline=about["baseline"],
+        primary=about["primary"],
+        round=about["round"],
+        measures=measures,
+        standings=with_differences(standings, about["baseline"], about["primary"]),
         level=about.get("target"),
     )
     return Study(
@@ -211,16 +211,16 @@ def _standing(
     first = next(iter(measures))
     target = {key.removeprefix(TARGET): x for key, x in of_all.items() if key.startswith(TARGET)}
     return Standing(
-        label,
-        sorted({seed for values in by_seed.values() for seed in values}),
-        {name: by_seed[name] for name in measures if name in by_seed},
-        by_seed.get(f"last5_{first}", {}),
-        by_seed.get(f"best_{first}", {}),
-        by_seed.get("personal", {}),
-        Account(label, **{term: of_all.get(term) for term in TERMS}),
-        {key.removeprefix(NEVER): int(x) for key, x in of_all.items() if key.startswith(NEVER)},
-        of_all.get("megabytes", 0.0),
-        of_all.get("seconds", 0.0),
+        label=label,
+        seeds=sorted({seed for values in by_seed.values() for seed in values}),
+        values={name: by_seed[name] for name in measures if name in by_seed},
+        last5=by_seed.get(f"last5_{first}", {}),
+        best=by_seed.get(f"best_{first}", {}),
+        personal=by_seed.get("personal", {}),
+        account=Account(label=label, **{term: of_all.get(term) for term in TERMS}),
+        never={key.removeprefix(NEVER): int(x) for key, x in of_all.items() if key.startswith(NEVER)},
+        megabytes=of_all.get("megabytes", 0.0),
+        seconds=of_all.get("seconds", 0.0),
         measures=tuple(measures),
         reference=is_reference,
         reached=Reached(**target | {"round": int(target["round"])}) if target else None,
@@ -241,5 +241,7 @@ def load_figure(name: str) -> Figure2:
     for number in numbers_of(name):
         alpha = json.loads(number.settings)["alpha"]
         terms.setdefault((number.method, alpha, number.seed or 0), {})[number.measure] = number.value
-    points = [Point(arm, alpha, seed, **values) for (arm, alpha, seed), values in terms.items()]
+    points = [
+        Point(arm=arm, alpha=alpha, seed=seed, **values) for (arm, alpha, seed), values in terms.items()
+    ]
     return Figure2(about["title"], about["command"], about["settings"], points)

@@ -102,7 +102,7 @@ def run(
         label = experiment.method["name"].rpartition(":")[2]
         with _watched(experiment.rounds, label, progress) as watch:
             if isinstance(engine, str):
-                _simulate(experiment, path, watch, callbacks, resume)
+                _simulate(experiment, path, watch, callbacks, resume=resume)
             elif resume:
                 run_cell(Cell(label, experiment, path, engine), watch, callbacks)
             else:

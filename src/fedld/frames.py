@@ -23,7 +23,7 @@ FORMATS = ("csv", "parquet")
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Frames:
     """Tidy tables.
 

@@ -91,7 +91,7 @@ def archive(tmp_path):
                 else:
                     np.save(buffer, member)
                 file.writestr(name if "." in name else f"{name}.npy", buffer.getvalue())
-        return DataSpec(f"npz:{tmp_path / 'own.npz'}", clients=2, min_size=1)
+        return DataSpec(dataset=f"npz:{tmp_path / 'own.npz'}", clients=2, min_size=1)
 
     return lambda **members: load(write(**members), tmp_path / "cache")
 
@@ -141,7 +141,7 @@ def test_a_file_with_two_labels_is_named(tmp_path):
     (home / "test.csv").write_text("")
     (home / "labels.csv").write_text("a.npy,0\nb.npy,1\na.npy,1\n")
     with pytest.raises(FedLDError, match=r"labels.csv line 3 gives a.npy label 1, .*line 1 gives it 0"):
-        load(DataSpec("retina", data_root=tmp_path), tmp_path / "cache")
+        load(DataSpec(dataset="retina", data_root=tmp_path), tmp_path / "cache")
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def _picture(path, value):
 def test_a_folder_of_one_class_is_a_sites_data_but_no_federation(tmp_path):
     for k in range(5):
         _picture(tmp_path / "own/sick" / f"{k}.png", k)
-    spec = DataSpec(f"folder:{tmp_path / 'own'}")
+    spec = DataSpec(dataset=f"folder:{tmp_path / 'own'}")
     assert open_table(spec, tmp_path / "cache").classes == ("sick",)
     with pytest.raises(FedLDError, match="holds only one class, 'sick'"):
         load(spec, tmp_path / "cache")
@@ -114,7 +114,12 @@ def ward(tmp_path):
     (tmp_path / "own/sick/gone.png").symlink_to("nowhere.png")
     return lambda **options: load(
         DataSpec(
-            f"folder:{tmp_path / 'own'}", clients=2, partition="iid", image_size=8, min_size=1, **options
+            dataset=f"folder:{tmp_path / 'own'}",
+            clients=2,
+            partition="iid",
+            image_size=8,
+            min_size=1,
+            **options,
         ),
         tmp_path / "cache",
     )
@@ -145,7 +150,7 @@ def test_pictures_in_two_places_are_reported(tmp_path):
     patient = (np.arange(60) % 55).astype(str)
     own = {"labels": np.arange(60) % 3, "site": site, "split": split, "patient": patient}
     np.savez(tmp_path / "own.npz", images=images, **own)
-    notes = load(DataSpec(f"npz:{tmp_path / 'own.npz'}"), tmp_path / "cache").notes
+    notes = load(DataSpec(dataset=f"npz:{tmp_path / 'own.npz'}"), tmp_path / "cache").notes
     assert notes == (
         "1 of 10 test images are also training images, to the last pixel",
         "1 different images are held by more than one client",

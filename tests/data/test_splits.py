@@ -36,7 +36,7 @@ def test_the_test_set_is_the_same_for_every_seed_of_a_run(tmp_path):
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
 def test_no_patient_is_in_training_and_test(cohort, partition):
     dataset, cache, patient = cohort
-    federation = load(DataSpec(dataset, clients=3, partition=partition, min_size=5), cache)
+    federation = load(DataSpec(dataset=dataset, clients=3, partition=partition, min_size=5), cache)
     train = np.concatenate([client.train for client in federation.clients])
     assert 30 <= len(federation.test) <= 60
     assert not set(patient[train]) & set(patient[federation.test])
@@ -64,6 +64,6 @@ def test_clients_that_are_asked_for_in_vain_are_mentioned(tmp_path):
     sites = np.array(["oslo", "rome"])[np.arange(90) % 2]
     images = np.random.default_rng(0).integers(0, 256, (90, 8, 8), np.uint8)
     np.savez(tmp_path / "own.npz", images=images, labels=np.arange(90) % 3, site=sites)
-    federation = load(DataSpec(f"npz:{tmp_path / 'own.npz'}", clients=7), tmp_path / "cache")
+    federation = load(DataSpec(dataset=f"npz:{tmp_path / 'own.npz'}", clients=7), tmp_path / "cache")
     assert federation.notes == ("clients = 7 is not used: the data names its own 2 clients",)
     assert federation.describe()["notes"] == list(federation.notes)

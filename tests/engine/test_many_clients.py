@@ -99,7 +99,7 @@ def test_shared_memory_leaves_no_copy_of_itself_in_this_process():
 
 def test_clients_travel_as_a_few_arrays_and_arrive_as_they_were():
     federation = load(DataSpec(dataset="fundus-sim", samples=300, clients=6))
-    away = Client("away", NO_IMAGES, federation.test[:3], (4, 5))
+    away = Client(name="away", train=NO_IMAGES, test=federation.test[:3], elsewhere=(4, 5))
     sent = replace(federation, clients=(*federation.clients, away))
     again = pickle.loads(pickle.dumps(sent))
     assert again.fingerprint() == sent.fingerprint()
@@ -112,6 +112,6 @@ def test_clients_travel_as_a_few_arrays_and_arrive_as_they_were():
 
 def test_ten_thousand_clients_are_small_on_their_way():
     rows = np.arange(20_000).reshape(-1, 2)
-    clients = [Client(f"client_{i}", row, NO_IMAGES) for i, row in enumerate(rows)]
+    clients = [Client(name=f"client_{i}", train=row, test=NO_IMAGES) for i, row in enumerate(rows)]
     assert len(pickle.dumps(pack(clients))) < 80 * len(clients)  # names, three counts, two positions
     assert unpack(pack([])) == ()

@@ -51,7 +51,12 @@ def test_a_policy_is_shown_and_an_unreadable_one_starts_no_site(digits, tmp_path
     assert "no update but in a secure sum" in shown
     (tmp_path / "policy.toml").write_text("methods = 3")
     node = Node(
-        "a", digits / "alpha.npz", "localhost:1", tmp_path, insecure=True, policy=tmp_path / "policy.toml"
+        site="a",
+        data=digits / "alpha.npz",
+        superlink="localhost:1",
+        state=tmp_path,
+        insecure=True,
+        policy=tmp_path / "policy.toml",
     )
     with pytest.raises(FedLDError, match="everything is refused"):
         node.start()
@@ -68,7 +73,7 @@ def test_peers_are_assembled_and_a_site_without_its_own_pin_does_not_start(digit
     assert made.splitlines() == checked.splitlines()[-2:]
     assert "3 sites (a, b, c)" in made
     facts = {"data": digits / "alpha.npz", "superlink": "localhost:1", "state": tmp_path, "insecure": True}
-    node = Node("a", **facts, peers=tmp_path / "peers.toml", peer_key=tmp_path / "a.peer.key")
+    node = Node(site="a", **facts, peers=tmp_path / "peers.toml", peer_key=tmp_path / "a.peer.key")
     assert "a.peer.key" in " ".join(node.words())
     RUNNER.invoke(site, ["peers", *parts[1:], "--out", whole])
     with pytest.raises(FedLDError, match="does not have the key of 'a' itself"):
@@ -106,18 +111,20 @@ def test_check_tells_the_size_of_an_update(digits):
 
 
 def test_insecure_is_for_this_machine_only(tmp_path):
-    assert "--insecure" in FlowerServer("127.0.0.1", 8000, tmp_path, insecure=True).words()
+    assert "--insecure" in FlowerServer(host="127.0.0.1", port=8000, runs=tmp_path, insecure=True).words()
     with pytest.raises(FedLDError, match=r"not for '0.0.0.0'"):
-        FlowerServer("0.0.0.0", 8000, tmp_path, insecure=True).words()
-    node = ("a", tmp_path, "example.org:8000", tmp_path)
+        FlowerServer(host="0.0.0.0", port=8000, runs=tmp_path, insecure=True).words()
+    node = {"site": "a", "data": tmp_path, "superlink": "example.org:8000", "state": tmp_path}
     with pytest.raises(FedLDError, match=r"not for 'example.org'"):
-        Node(*node, insecure=True).words()
+        Node(**node, insecure=True).words()
     with pytest.raises(FedLDError, match="--ca is needed"):
-        Node(*node).words()
+        Node(**node).words()
     with pytest.raises(FedLDError, match="--ca is needed"):
-        FlowerServer("0.0.0.0", 8000, tmp_path).words()
+        FlowerServer(host="0.0.0.0", port=8000, runs=tmp_path).words()
     with pytest.raises(FedLDError, match="letters, digits"):
-        Node('a" data="/etc', tmp_path, "localhost:1", tmp_path, insecure=True).words()
+        Node(
+            site='a" data="/etc', data=tmp_path, superlink="localhost:1", state=tmp_path, insecure=True
+        ).words()
 
 
 def test_certificates_and_keys(tmp_path):
@@ -133,11 +140,21 @@ def test_certificates_and_keys(tmp_path):
     again = RUNNER.invoke(site, ["key", "--name", "alpha", "--out", str(tmp_path)])
     assert isinstance(again.exception, FedLDError)
     command = Node(
-        "alpha", tmp_path, "example.org:1", tmp_path, tmp_path / "ca.crt", tmp_path / "alpha.key"
+        site="alpha",
+        data=tmp_path,
+        superlink="example.org:1",
+        state=tmp_path,
+        ca=tmp_path / "ca.crt",
+        key=tmp_path / "alpha.key",
     ).words()
     assert {"--root-certificates", "--auth-supernode-private-key"} <= set(command)
     secure = FlowerServer(
-        "0.0.0.0", 1, tmp_path, *(tmp_path / n for n in ("ca.crt", "server.crt", "server.key"))
+        host="0.0.0.0",
+        port=1,
+        runs=tmp_path,
+        ca=tmp_path / "ca.crt",
+        certificate=tmp_path / "server.crt",
+        key=tmp_path / "server.key",
     )
     assert {"--enable-supernode-auth", "--ssl-certfile", "--database"} <= set(secure.words())
 

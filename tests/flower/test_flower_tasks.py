@@ -233,9 +233,9 @@ def test_sites_are_asked_for_the_task_that_their_data_is_for(make_grid, tables):
 
 def test_two_sites_that_differ_where_the_server_has_no_cell_are_both_named():
     places = {
-        "the server": [SheetColumn("age", "empty")],
-        "site 'a'": [SheetColumn("age", "text", levels={"old": 9})],
-        "site 'b'": [SheetColumn("age", "number")],
+        "the server": [SheetColumn(name="age", kind="empty")],
+        "site 'a'": [SheetColumn(name="age", kind="text", levels={"old": 9})],
+        "site 'b'": [SheetColumn(name="age", kind="number")],
     }
     with pytest.raises(FedLDError, match="site 'a' has column 'age' as text, site 'b' as number"):
         united_features(places)
@@ -252,11 +252,11 @@ def test_small_numbers_of_rows_stay_at_the_site(tables):
     assert list(by_name["colour"].levels) == ["red"]
     assert by_name["colour"].levels["red"] is None  # or 40 minus it would tell of the others
     assert by_name["dose"].sums[0] == 40  # 5 missing cells are told of as if they had the site's mean
-    few = told_columns([SheetColumn("dose", "number", True, sums=(3.0, 6.0, 14.0))], 40, 12)
+    few = told_columns([SheetColumn(name="dose", kind="number", missing=True, sums=(3.0, 6.0, 14.0))], 40, 12)
     assert few[0].sums is None
     with pytest.raises(FedLDError, match="survival-discrete needs the number of its events, told from 12 on"):
         describe(table, "beta", "1", ("risk",), 12, asked=TASKS["survival-discrete"])
-    server = [SheetColumn("colour", "text", levels={"green": None})]
+    server = [SheetColumn(name="colour", kind="text", levels={"green": None})]
     known = describe(table, "beta", "1", ("risk",), 12, server).columns
     assert next(column for column in known if column.name == "colour").levels == {"green": None, "red": None}
 

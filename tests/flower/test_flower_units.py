@@ -703,7 +703,9 @@ def test_tasks_end_with_the_daemon_that_asked_for_them(monkeypatch, tmp_path):
     monkeypatch.setattr(supervisor._Supervisor, "_attend", attend)
     monkeypatch.setattr(supervisor._Supervisor, "_fork", lambda *_: 0)
     monkeypatch.setattr(supervisor.signal, "signal", lambda *_: None)
-    supervised = supervisor._Supervisor("flwr-clientapp", lambda: None, lambda _: None, tmp_path / "door")
+    supervised = supervisor._Supervisor(
+        kind="flwr-clientapp", main=lambda: None, daemon=lambda _: None, socket_path=tmp_path / "socket"
+    )
     assert supervised.run(lambda _: len(held) < 2) == 1
     assert held == [set(), set()]
     with pytest.raises(ProcessLookupError):

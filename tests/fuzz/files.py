@@ -202,7 +202,12 @@ def _table_case(rng: random.Random, folder: Path) -> Callable[[], object]:
     _place(file, _respelt(ROWS, rng) if suffix == "csv" else _parquet(rng), rng)
     task, target = rng.choice([("classification", "kind"), ("regression", "age"), ("survival", "when,event")])
     spec = DataSpec(
-        f"csv:{file}", task=task, target_column=target, site_column="hospital", split_column="use", min_size=1
+        dataset=f"csv:{file}",
+        task=task,
+        target_column=target,
+        site_column="hospital",
+        split_column="use",
+        min_size=1,
     )
     return lambda: load(spec)
 
@@ -212,7 +217,7 @@ def _list_case(rng: random.Random, folder: Path) -> Callable[[], object]:
     for k in range(8):
         Image.new("L", (9, 9), 30 * k).save(folder / f"{k}.png")
     _place(folder / "images.csv", _respelt(IMAGE_LIST, rng), rng)
-    return lambda: load(DataSpec(f"folder:{folder}", clients=2, min_size=1, image_size=8))
+    return lambda: load(DataSpec(dataset=f"folder:{folder}", clients=2, min_size=1, image_size=8))
 
 
 def make_case(rng: random.Random, folder: Path) -> Callable[[], object]:
@@ -231,7 +236,7 @@ def make_case(rng: random.Random, folder: Path) -> Callable[[], object]:
             return _list_case(rng, folder)
         case "npz":
             _place(folder / "own.npz", _archive(rng), rng)
-            return lambda: load(DataSpec(f"npz:{folder}/own.npz", clients=2, min_size=1))
+            return lambda: load(DataSpec(dataset=f"npz:{folder}/own.npz", clients=2, min_size=1))
         case "folder":
             for k in range(6):
                 good = folder / "images" / "ab"[k % 2] / f"{k}.png"
@@ -241,7 +246,9 @@ def make_case(rng: random.Random, folder: Path) -> Callable[[], object]:
             _place(folder / "images" / "a" / f"bad{suffix}", _png(rng), rng)
             skip = rng.random() < 0.5
             return lambda: load(
-                DataSpec(f"folder:{folder}/images", clients=2, min_size=1, image_size=8, skip_bad=skip)
+                DataSpec(
+                    dataset=f"folder:{folder}/images", clients=2, min_size=1, image_size=8, skip_bad=skip
+                )
             )
         case "lists":
             home = folder / "Retina"
@@ -265,7 +272,9 @@ def make_case(rng: random.Random, folder: Path) -> Callable[[], object]:
             else:
                 (home / bad).unlink()
                 _place(home / bad, _npy(np.zeros((9, 9, 3), np.uint8)), rng)
-            spec = DataSpec("retina", data_root=folder, partition="iid", clients=2, min_size=1, image_size=8)
+            spec = DataSpec(
+                dataset="retina", data_root=folder, partition="iid", clients=2, min_size=1, image_size=8
+            )
             return lambda: load(spec)
         case "pth":
             _place(folder / "w.pth", _pth(rng), rng)

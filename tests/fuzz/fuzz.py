@@ -80,7 +80,7 @@ def main() -> int:
     bad = 0
     with tempfile.TemporaryDirectory() as name:
         os.environ["FEDLD_CACHE"] = f"{name}/cache"
-        load(DataSpec("digits"))  # imports and the cache, which a busy machine takes long for
+        load(DataSpec(dataset="digits"))  # imports and the cache, which a busy machine takes long for
         for number in range(asked.count) if asked.only is None else [asked.only]:
             trouble = attempt(asked.kind, asked.seed, number, Path(name))
             if trouble:

@@ -132,7 +132,13 @@ def softmax_regression(oracle):
         base = replace(Training(epochs=1, batch_size=50, lr=float(traces["lr"]), momentum=0.0), **setting)
         pairs = zip(traces["X"], traces["Y"], strict=True)
         data = [FullBatch(torch.from_numpy(x), torch.from_numpy(y)) for x, y in pairs]
-        return Federation(method, model, data, [replace(base, epochs=k) for k in steps], sizes)
+        return Federation(
+            name=method,
+            folder=model,
+            classes=data,
+            clients=[replace(base, epochs=k) for k in steps],
+            test=sizes,
+        )
 
     return make
 
@@ -149,7 +155,9 @@ def images():
             pixels = torch.randn(samples, 3, size, size, generator=generator, dtype=dtype)
             data.append(FullBatch(pixels + labels.to(dtype)[:, None, None, None] * 0.5, labels))
         training = [replace(Training(epochs=1, batch_size=50, lr=0.05, momentum=0.0), **setting)] * clients
-        return Federation(method, model.to(dtype), data, training, (samples,) * clients)
+        return Federation(
+            name=method, folder=model.to(dtype), classes=data, clients=training, test=(samples,) * clients
+        )
 
     return make
 
@@ -162,7 +170,11 @@ def dealt():
         data = [FullBatch(features[part], labels[part]) for part in parts]
         sizes = tuple(len(part) for part in parts)
         return Federation(
-            method, head, data, [Training(epochs=1, batch_size=50, lr=0.01, momentum=0.0)] * len(parts), sizes
+            name=method,
+            folder=head,
+            classes=data,
+            clients=[Training(epochs=1, batch_size=50, lr=0.01, momentum=0.0)] * len(parts),
+            test=sizes,
         )
 
     return make

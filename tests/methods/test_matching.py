@@ -19,7 +19,7 @@ def test_bbp_matching_is_exact(oracle, case):
     file, generator = oracle("matching"), np.random.RandomState(0)
     weights = file[f"{case}/W"]
     sweeps = [generator.permutation(len(weights)) for _ in range(5)]
-    found = Matching(list(weights), gamma=float(file[f"{case}/gamma"])).run(sweeps)
+    found = Matching(neurons=list(weights), gamma=float(file[f"{case}/gamma"])).run(sweeps)
     assert [found.assignment[j].tolist() for j in range(len(weights))] == file[f"{case}/assignment"].tolist()
     np.testing.assert_allclose(
         found.means, file[f"{case}/global_weights_over_sigmas"], rtol=1e-10, atol=1e-12

@@ -38,7 +38,7 @@ def pictures(tmp_path_factory):
 
 
 def federation_of(folder, fold, folds=5):
-    spec = DataSpec(f"folder:{folder}", image_size=8, patient=r"^(p\d+)_")
+    spec = DataSpec(dataset=f"folder:{folder}", image_size=8, patient=r"^(p\d+)_")
     return load(spec, whole=True).take_fold(fold, folds)
 
 

@@ -298,9 +298,11 @@ def test_npz_and_folder_give_the_same_federation(tmp_path):
             folder = tmp_path / "tree" / split[k] / sites[k] / kind
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(picture).save(folder / f"{k:02}.png")
-    spec = DataSpec(f"npz:{tmp_path}/a.npz", task="segmentation")
+    spec = DataSpec(dataset=f"npz:{tmp_path}/a.npz", task="segmentation")
     one = load(spec, tmp_path / "cache")
-    two = load(DataSpec(f"folder:{tmp_path}/tree", task="segmentation", image_size=SIZE), tmp_path / "cache")
+    two = load(
+        DataSpec(dataset=f"folder:{tmp_path}/tree", task="segmentation", image_size=SIZE), tmp_path / "cache"
+    )
     assert (
         [client.name for client in two.clients] == [client.name for client in one.clients] == ["lima", "oslo"]
     )
@@ -314,7 +316,7 @@ def test_bad_masks_are_named(tmp_path):
 
     def npz(**arrays):
         np.savez(tmp_path / "a.npz", **({"images": images, "masks": masks} | arrays))
-        return load(DataSpec(f"npz:{tmp_path}/a.npz", task="segmentation"), tmp_path / "cache")
+        return load(DataSpec(dataset=f"npz:{tmp_path}/a.npz", task="segmentation"), tmp_path / "cache")
 
     with pytest.raises(FedLDError, match=r"masks of shape \(4, 8, 8\), its pictures need \(4, 16, 16\)"):
         npz(masks=masks[:, :8, :8])
@@ -326,7 +328,7 @@ def test_bad_masks_are_named(tmp_path):
         npz(classes=np.array(["background"]))
     np.savez(tmp_path / "b.npz", images=images, labels=np.arange(4))
     with pytest.raises(FedLDError, match="no array 'masks'"):
-        load(DataSpec(f"npz:{tmp_path}/b.npz", task="segmentation"), tmp_path / "cache")
+        load(DataSpec(dataset=f"npz:{tmp_path}/b.npz", task="segmentation"), tmp_path / "cache")
     with pytest.raises(FedLDError, match=r"client 'oslo', row 3: the mask has the value 77"):
         Federation.from_arrays({"oslo": (images, wrong)}, task="segmentation")
     for kind in ("images", "masks"):
@@ -335,10 +337,10 @@ def test_bad_masks_are_named(tmp_path):
             tmp_path / "tree" / kind / "x.png"
         )
     with pytest.raises(FedLDError, match=r"masks/x.png is not usable: it has \(16, 20\) pixels"):
-        load(DataSpec(f"folder:{tmp_path}/tree", task="segmentation"), tmp_path / "cache")
+        load(DataSpec(dataset=f"folder:{tmp_path}/tree", task="segmentation"), tmp_path / "cache")
     Image.fromarray(images[0]).save(tmp_path / "tree/masks/x.png")
     with pytest.raises(FedLDError, match=r"masks/x.png.*has the value"):
-        load(DataSpec(f"folder:{tmp_path}/tree", task="segmentation"), tmp_path / "cache")
+        load(DataSpec(dataset=f"folder:{tmp_path}/tree", task="segmentation"), tmp_path / "cache")
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])

@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 TERMS = ("local", "shift", "aggregation", "total")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Decomposition:
     """Signed terms, and the client contributions they are weighted sums of.
 
@@ -132,7 +132,7 @@ def decompose(
         shift_by_model=shift_by_model,
         aggregation_by_client=aggregation_by_client,
         diverged=tuple(index[(q > 0) & ~np.isfinite(M[p > 0]).all(axis=0)].tolist()),
-        standard_error=_standard_error(cross_error, global_error, p, q, index),
+        standard_error=_standard_error(cross_error, global_error, p, q, index=index),
     )
 
 

@@ -12,7 +12,7 @@ from fedld.errors import FedLDError
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LabelMeasures:
     """Differences of label distributions and sizes; a client without data has nan rows.
 

@@ -21,7 +21,7 @@ from fedld.analysis.intervals import (
 from fedld.records.schema import ClientLine
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SiteResult:
     """Measures with 95 % intervals on the test pictures of one site."""
 
@@ -105,7 +105,7 @@ def case_result(
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Absence:
     """A sampled client without a usable update, in one round or several."""
 
@@ -174,7 +174,14 @@ class Participation:
                 reasons = Counter(self.missing[client, r] for r in gone)
                 share = sizes[client] / total if total else None
                 absences.append(
-                    Absence(client, gone, len(sampled), gone[-1] == sampled[-1], dict(reasons), share)
+                    Absence(
+                        client=client,
+                        rounds=gone,
+                        sampled=len(sampled),
+                        until_end=gone[-1] == sampled[-1],
+                        reasons=dict(reasons),
+                        share=share,
+                    )
                 )
         return sorted(absences, key=lambda absence: -(absence.share or 0.0) * len(absence.rounds))
 

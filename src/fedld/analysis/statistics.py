@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from fedld.errors import FedLDError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PairedDifference:
     """Mean of a - b over n pairs with its spread, 95 % t interval and two-sided p value (None for n = 1)."""
 
@@ -57,11 +57,13 @@ def paired_difference(
     difference, n = a - b, len(a)
     mean = float(difference.mean())
     if n == 1:
-        return PairedDifference(1, mean, None, None, None)
+        return PairedDifference(n=1, mean=mean, sd=None, interval=None, p_value=None)
     sd = float(difference.std(ddof=1))
     error = sd * (1 / n + overlap(folds)) ** 0.5
     half = float(scipy.special.stdtrit(n - 1, (1 + confidence) / 2)) * error
-    return PairedDifference(n, mean, sd, (mean - half, mean + half), _p_value(mean, error, n - 1))
+    return PairedDifference(
+        n=n, mean=mean, sd=sd, interval=(mean - half, mean + half), p_value=_p_value(mean, error, n - 1)
+    )
 
 
 def overlap(folds: int | None) -> float:

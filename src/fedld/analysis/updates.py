@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 MOST = 200  # clients whose pairs are compared over rounds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class UpdateMeasures:
     """Differences of the clients' updates in one round; `report` holds the aggregate's and the axes' part."""
 
@@ -84,7 +84,7 @@ def pairwise_cosine(K: Floats) -> Floats:
     return np.asarray(np.divide(K, scale, out=np.zeros_like(K), where=scale > 0))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Split:
     """Clients on the two sides of the updates' first axis, the heavier side first."""
 

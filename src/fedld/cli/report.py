@@ -70,7 +70,7 @@ def export(
         if format in FORMATS:
             load(*paths).write(out, format)
         if format in ("csv", "latex"):
-            write_comparisons(paths, out, format, primary, caption)
+            write_comparisons(paths, out, format, primary, caption=caption)
     typer.echo(f"{format}: {out}")
 
 

@@ -50,7 +50,9 @@ def run(
         path = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{experiment.method['name']}"
     with RunBars(experiment.rounds, experiment.method["name"]) as bars:
         if engine != "local":
-            summary = _submit(engine, server, path, experiment, bars, resume is not None, changes)
+            summary = _submit(
+                engine, server, path, experiment, bars=bars, resumed=resume is not None, changes=changes
+            )
         elif resume is not None:
             summary = loop.resume(path, progress=bars, warn=console.print, own=own_values, **changes)
         else:
@@ -118,7 +120,7 @@ def _submit(
 
     if engine != "flower":
         raise unknown_name("engine", engine, ENGINES)
-    return submit(server, path, None if resumed else experiment, bars, changes)
+    return submit(server, path, None if resumed else experiment, bars, changes=changes)
 
 
 def _print(summary: Summary, path: Path) -> None:

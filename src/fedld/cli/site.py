@@ -149,10 +149,10 @@ def start_site(
     )
     limits.check_data(len(training_rows(open_site(str(data), None, files))))
     node = Node(
-        name,
-        data,
-        superlink,
-        state,
+        site=name,
+        data=data,
+        superlink=superlink,
+        state=state,
         ca=ca,
         key=key,
         device=device,
@@ -230,7 +230,7 @@ def demo(
     from fedld.data import DataSpec, load
     from fedld.engine.backends.flower.simulation import export
 
-    for name, count in export(load(DataSpec(dataset, clients=clients)), out).items():
+    for name, count in export(load(DataSpec(dataset=dataset, clients=clients)), out).items():
         typer.echo(f"{out / name}.npz: {count} images{'' if name == 'test' else ' to train on'}")
 
 
@@ -249,7 +249,17 @@ def start_server(
     """Wait for sites and experiments until stopped: a Flower SuperLink that runs fedld and nothing else."""
     from fedld.deployment.launch import FlowerServer
 
-    if code := FlowerServer(host, port, runs, ca, certificate, key, database, insecure, disk_gb).start():
+    if code := FlowerServer(
+        host=host,
+        port=port,
+        runs=runs,
+        ca=ca,
+        certificate=certificate,
+        key=key,
+        database=database,
+        insecure=insecure,
+        disk_gb=disk_gb,
+    ).start():
         raise FedLDError(f"the SuperLink ended with code {code}, see above")
     typer.echo("server stopped")
 

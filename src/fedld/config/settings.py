@@ -9,7 +9,7 @@ SettingSection = Literal["data", "model", "training", "evaluation", "run"]
 SECTIONS: tuple[SettingSection, ...] = get_args(SettingSection)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Setting:
     """One setting of an experiment.
 
@@ -50,6 +50,10 @@ def settings_of(model: type[BaseModel]) -> dict[str, Setting]:
     for name, field in model.model_fields.items():
         extra: Any = field.json_schema_extra
         settings[name] = Setting(
-            name, help=field.description or "", default=field.default, annotation=field.annotation, **extra
+            name=name,
+            help=field.description or "",
+            default=field.default,
+            annotation=field.annotation,
+            **extra,
         )
     return settings

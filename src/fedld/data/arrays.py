@@ -62,8 +62,8 @@ def federation_from_arrays(
         labels, names = made.values, made.outputs
         columns["group"] = made.groups.astype(np.str_)
         table_fields = {"task": task, "groups": made.names}
-    table = _write(name, samples, labels, names, split, columns, table_fields)
-    return federate(table, DataSpec(name, partition="site", task=task))
+    table = _write(name, samples, labels, names, split=split, columns=columns, fields=table_fields)
+    return federate(table, DataSpec(dataset=name, partition="site", task=task))
 
 
 def _check_names(clients: Any) -> None:

@@ -20,7 +20,7 @@ from fedld.registry import Registry, name_of
 TRIES = 10  # crops drawn until one fits, as the usual random resized crop does; then the whole picture
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Augmentation:
     """Ranges of the random transform.
 

@@ -10,7 +10,7 @@ Positions = NDArray[np.int64]
 NO_IMAGES: Positions = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Client:
     """One site: sorted positions of its images in `Federation.images`.
 
@@ -58,7 +58,17 @@ def unpack(packed: Packed) -> tuple[Client, ...]:
     clients = []
     for i, (name, (train, test, validation)) in enumerate(zip(names, kinds, strict=True)):
         counts, untold, sums = elsewhere.get(i, ((), 0, {}))
-        clients.append(Client(name, train, test, counts, validation, untold, sums))
+        clients.append(
+            Client(
+                name=name,
+                train=train,
+                test=test,
+                elsewhere=counts,
+                validation=validation,
+                untold=untold,
+                target_sums=sums,
+            )
+        )
     return tuple(clients)
 
 

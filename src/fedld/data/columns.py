@@ -20,7 +20,7 @@ Sums = tuple[float, float, float]
 """Number of known values, their sum, and the sum of their squares."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SheetColumn:
     """A column of one place's table.
 
@@ -62,19 +62,21 @@ SheetColumn(name='sex', kind='text', missing=False, levels={'f': 1, 'm': 1}, sum
         name, mark, level = feature.partition(LEVEL)
         if mark:
             earlier_levels = columns[name].levels if name in columns else {}
-            columns[name] = SheetColumn(name, "text", levels={**earlier_levels, level: int(first[k])})
+            columns[name] = SheetColumn(
+                name=name, kind="text", levels={**earlier_levels, level: int(first[k])}
+            )
         elif not _is_mark(feature, features):
             gone = np.isnan(values[:, k])
             kind: Kind = "empty" if gone.all() else "number"
             sums = float(count[k]), float(first[k]), float(second[k])
-            columns[name] = SheetColumn(name, kind, bool(gone.any()), sums=sums)
+            columns[name] = SheetColumn(name=name, kind=kind, missing=bool(gone.any()), sums=sums)
     return list(columns.values())
 
 
 def difference(columns: Sequence[SheetColumn], server: Sequence[SheetColumn]) -> str | None:
     """Say in which column a site's table differs from the server's; None where columns and kinds agree.
 
-    >>> difference([SheetColumn("age", "text")], [SheetColumn("age", "number")])
+    >>> difference([SheetColumn(name="age", kind="text")], [SheetColumn(name="age", kind="number")])
     "it has column 'age' as text, the server as number"
     """
     by_name = {column.name: column for column in server}

@@ -123,7 +123,7 @@ def federate(table: Table, spec: DataSpec, *, whole: bool = False) -> Federation
     if column is None:
         clients = _drawn(table, spec, name, train)
     else:
-        clients = _named(column, train, test, spec.dataset, name)
+        clients = _named(column, train, test, spec.dataset, name=name)
     _check_targets(table, spec.dataset)
     _check_events(table, clients)
     mean, std = table.statistics([client.train for client in clients])
@@ -237,7 +237,7 @@ def _named(
     if not names:
         raise FedLDError(f"Partition '{name}' names no client of '{dataset}'.")
     empty = np.empty(0, np.int64)
-    return tuple(Client(site, trains[site], tests.get(site, empty)) for site in names)
+    return tuple(Client(name=site, train=trains[site], test=tests.get(site, empty)) for site in names)
 
 
 def _by_name(column: NDArray[np.str_], rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
@@ -250,7 +250,9 @@ def _by_name(column: NDArray[np.str_], rows: NDArray[np.int64]) -> dict[str, NDA
 def _drawn(table: Table, spec: DataSpec, name: str, train: NDArray[np.int64]) -> tuple[Client, ...]:
     parts = spec.divide(table.strata[train], name)
     empty = np.empty(0, np.int64)
-    return tuple(Client(f"client_{i}", train[part], empty) for i, part in enumerate(parts, start=1))
+    return tuple(
+        Client(name=f"client_{i}", train=train[part], test=empty) for i, part in enumerate(parts, start=1)
+    )
 
 
 def natural(name: str) -> list[tuple[int, str]]:

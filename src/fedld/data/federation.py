@@ -26,7 +26,7 @@ Pair = tuple[Any, Any]
 """Samples and labels: NumPy arrays, torch tensors or nested lists."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Federation:
     """Clients with their data, a global test set, and the folder that holds the samples.
 
@@ -108,7 +108,7 @@ class Federation:
         """
         from fedld.data.arrays import federation_from_arrays
 
-        return federation_from_arrays(clients, test, classes, name, task)
+        return federation_from_arrays(clients, test, classes, name, task=task)
 
     @classmethod
     def from_datasets(
@@ -138,7 +138,7 @@ class Federation:
         """
         from fedld.data.arrays import federation_from_datasets
 
-        return federation_from_datasets(clients, test, classes, name, columns)
+        return federation_from_datasets(clients, test, classes, name, columns=columns)
 
     @classmethod
     def from_frame(
@@ -178,7 +178,7 @@ class Federation:
         from fedld.data.sheet import table_of_frame
 
         spec = DataSpec(
-            name,
+            dataset=name,
             task=task,
             target_column=target,
             site_column=site,
@@ -301,7 +301,7 @@ class Federation:
         """
         clients = []
         for client, taken in zip(self.clients, self._held_out(fraction, seed, "hold-out"), strict=True):
-            clients.append(Client(client.name, client.train[~taken], client.train[taken]))
+            clients.append(Client(name=client.name, train=client.train[~taken], test=client.train[taken]))
         test = np.sort(np.concatenate([client.test for client in clients]))
         return replace(self, clients=tuple(clients), test=test, spec=None)
 

@@ -77,7 +77,9 @@ def _list(path: Path, spec: DataSpec) -> tuple[ImageList, tuple[str, ...]]:
         columns = {"site": site} if any(site) else {}
         columns |= name_patients([file for *_, file in rows], spec.patient)
         items = [Listed(file) for *_, file in rows]
-        return ImageList(items, files, kind, split, columns, tuple(map(str, np.unique(kind)))), notes
+        return ImageList(
+            items, files, kind, split, columns=columns, classes=tuple(map(str, np.unique(kind)))
+        ), notes
     listed = read_list(path)
     if spec.patient is not None:
         if "patient" in listed.columns:

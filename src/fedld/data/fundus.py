@@ -46,7 +46,7 @@ ARCADES = (  # bend, turn and width of each vessel
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Camera:
     """How one site photographs."""
 
@@ -202,7 +202,7 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
                 seed = derive(spec.seed, "fundus-sim", name, client)
                 with threadpool_limits(1):  # small products: more BLAS threads would wait for each other
                     marks = np.empty((len(rows), size, size), np.uint8)
-                    images[rows] = photograph(labels[rows], lens, tag, size, seed, marks)
+                    images[rows] = photograph(labels[rows], lens, tag, size, seed=seed, masks=marks)
                     masks[rows] = marks
         names = np.array([f"site_{client + 1}" for client in range(spec.clients)])
         columns = {"site": names[site]}

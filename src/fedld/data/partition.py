@@ -90,7 +90,7 @@ def dirichlet(
     Draws that leave a client below `min_size` are drawn again; where that fails (a tiny alpha),
     the draw with the largest smallest client is repaired with images of the largest clients.
     """
-    best, _ = _best_draw(labels, clients, alpha, min_size, seed)
+    best, _ = _best_draw(labels, clients, alpha, min_size, seed=seed)
     return _sorted(_fill_up(best, min_size))
 
 
@@ -112,7 +112,7 @@ def dirichlet_raw(
 
 def repair(labels: Indices, clients: int, alpha: float, *, min_size: int = 10, seed: int = 0) -> str | None:
     """Describe how `dirichlet` gave every client its images; None where the first draw was good."""
-    best, tries = _best_draw(labels, clients, alpha, min_size, seed)
+    best, tries = _best_draw(labels, clients, alpha, min_size, seed=seed)
     repaired = _fill_up(best, min_size)
     moved = sum(len(np.setdiff1d(new, old)) for old, new in zip(best, repaired, strict=True))
     if moved:
@@ -129,7 +129,7 @@ def _best_draw(
     """Take the first draw in which every client has enough, else the best of many; and count them."""
     _check_room(len(labels), clients, min_size)
     _check_alpha(alpha)
-    return _drawn(np.ascontiguousarray(labels, np.int64).tobytes(), clients, alpha, min_size, seed)
+    return _drawn(np.ascontiguousarray(labels, np.int64).tobytes(), clients, alpha, min_size, seed=seed)
 
 
 @lru_cache(maxsize=1)

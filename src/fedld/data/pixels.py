@@ -186,7 +186,7 @@ def read_nifti(file: Path) -> Pixels:
     return spread(values, low, high)[::-1]  # rows are stored from the feet up
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Slice:
     """What a NIfTI-1 header says."""
 
@@ -219,13 +219,13 @@ def _slice(head: bytes) -> _Slice:
         raise FedLDError(f"its header says that the pixels begin at byte {offset:g}")
     scaled = slope != 0 and math.isfinite(slope) and math.isfinite(intercept)
     return _Slice(
-        shape[0],
-        shape[1],
-        np.dtype(NIFTI_TYPES[kind]).newbyteorder(order),
-        int(offset),
-        slope if scaled else 1.0,
-        intercept if scaled else 0.0,
-        (low, high) if math.isfinite(low) and low < high < math.inf else None,
+        width=shape[0],
+        height=shape[1],
+        dtype=np.dtype(NIFTI_TYPES[kind]).newbyteorder(order),
+        offset=int(offset),
+        slope=slope if scaled else 1.0,
+        intercept=intercept if scaled else 0.0,
+        display=(low, high) if math.isfinite(low) and low < high < math.inf else None,
     )
 
 

@@ -317,8 +317,8 @@ def read_list(folder: Path) -> ImageList:
         np.array([PurePosixPath(path).as_posix() for path in paths]),
         np.array(labels),
         np.array(split),
-        {name: np.array(cells) for name, cells in columns.items()},
-        classes,
+        columns={name: np.array(cells) for name, cells in columns.items()},
+        classes=classes,
     )
 
 

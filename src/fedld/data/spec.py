@@ -14,7 +14,7 @@ from fedld.data.targets import check_task
 from fedld.errors import FedLDError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataSpec:
     """Settings from which a federation is made.
 

@@ -225,7 +225,7 @@ def take_fold(federation: "Federation", fold: int, folds: int, seed: int) -> "Fe
         train, test = positions[number[positions] != fold], positions[number[positions] == fold]
         if not len(train):
             raise FedLDError(f"Fold {fold} of {folds} leaves '{client.name}' without training images.")
-        clients.append(Client(client.name, train, test))
+        clients.append(Client(name=client.name, train=train, test=test))
     table = read_table(federation.folder)
     mean, std = table.statistics([client.train for client in clients])
     test = np.sort(np.concatenate([client.test for client in clients]))

@@ -21,7 +21,7 @@ SIZE = 384  # pixels of the published training crops
 Line = tuple[list[str], str]  # fields, and where they stand: 'train.csv line 7'
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Published:
     """Names, folders and statistics of one of the two datasets."""
 

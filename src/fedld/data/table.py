@@ -27,7 +27,7 @@ Text = NDArray[np.str_]
 Build = Callable[[Path], None]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Table:
     """A decoded dataset before it is divided among clients."""
 

@@ -221,7 +221,7 @@ def submit(
     config |= changes or {}
     control = Control(server)
     try:
-        return _follow(control, control.start(config), server, out, progress)
+        return _follow(control, control.start(config), server, out, progress=progress)
     finally:
         control.close()
 

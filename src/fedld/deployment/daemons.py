@@ -70,7 +70,7 @@ def run_superlink(
     activity = Activity()
     socket_app = Holding(app, activity, ACQUIRE, NEW_WORK)
     sites_app = Holding(app, activity, PULL)
-    admission = Admission(sites_app, keys, partial(_renew, state), stored.full, stored.room)
+    admission = Admission(sites_app, keys, partial(_renew, state), stored.full, room=stored.room)
     common: dict[str, Any] = {"access_log": False, "log_level": "warning", "workers": 1, "ws": "none"}
     inside = Listener(uvicorn.Config(socket_app, uds=str(socket_path), **common), activity)
     outside_config = uvicorn.Config(

@@ -39,7 +39,7 @@ def make_certificates(hosts: list[str], folder: Path) -> None:
     _new(folder, "ca.crt", "ca.key", "server.crt", "server.key")
     authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     until = datetime.now(UTC) + timedelta(days=AUTHORITY_DAYS)
-    ca = _certificate(AUTHORITY, authority, authority, until, [x509.BasicConstraints(True, 0)])
+    ca = _certificate(AUTHORITY, authority, authority, until, extensions=[x509.BasicConstraints(True, 0)])
     (folder / "ca.crt").write_bytes(ca.public_bytes(PEM))
     _write_private(folder / "ca.key", authority, OPENSSL)
     (folder / "server.crt").write_bytes(_for_server(names, server, authority, ca).public_bytes(PEM))
@@ -85,7 +85,12 @@ def _for_server(
     first = str(next(iter(names)).value)[:64]
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, first)])
     return _certificate(
-        subject, server, authority, until, [names, x509.BasicConstraints(False, None)], ca.subject
+        subject,
+        server,
+        authority,
+        until,
+        extensions=[names, x509.BasicConstraints(False, None)],
+        issuer=ca.subject,
     )
 
 

@@ -35,7 +35,7 @@ from fedld.records.writer import dump, write_atomically
 AGAIN = 5.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FlowerServer:
     """How to run a SuperLink: where, with which certificate, and where its runs are written."""
 
@@ -84,7 +84,13 @@ class FlowerServer:
         pid, stored = os.getpid(), Stored(self._database(), self.disk_gb * 1e9)
 
         def daemon(socket_path: Path) -> None:
-            run_superlink(words, registrations, socket_path, lambda: self._ready(socket_path, pid), stored)
+            run_superlink(
+                words,
+                registrations,
+                socket_path,
+                ready=lambda: self._ready(socket_path, pid),
+                stored=stored,
+            )
 
         try:
             return serve("serverapp", daemon)
@@ -101,7 +107,7 @@ class FlowerServer:
         return self.database or self.runs / "superlink.db"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Node:
     """How to run a SuperNode: who the site is, where its data lies, and which server it trusts."""
 

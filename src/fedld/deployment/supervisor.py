@@ -162,10 +162,12 @@ def serve(app: str, daemon: Daemon, again: Again = lambda _: False) -> int:
     main = _only_fedld(app)
     _warm_up()
     with tempfile.TemporaryDirectory(prefix="fedld-") as folder:
-        return _Supervisor(f"flwr-{app}", main, daemon, Path(folder) / "socket").run(again)
+        return _Supervisor(
+            kind=f"flwr-{app}", main=main, daemon=daemon, socket_path=Path(folder) / "socket"
+        ).run(again)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Supervisor:
     """The daemon and the tasks that run for it."""
 

@@ -46,4 +46,6 @@ class Central(Method):
         """Make one client of all clients' samples."""
         owned = ((client.train, client.test, client.validation) for client in federation.clients)
         train, test, validation = (np.sort(np.concatenate(part)) for part in zip(*owned, strict=True))
-        return replace(federation, clients=(Client("pooled", train, test, validation=validation),))
+        return replace(
+            federation, clients=(Client(name="pooled", train=train, test=test, validation=validation),)
+        )

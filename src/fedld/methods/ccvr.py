@@ -75,7 +75,7 @@ class CCVR(Method):
         weight = weights[weight_at : weight_at + classes * width].view(classes, width)
         bias = weights[bias_at : bias_at + classes]
         features = torch.cat(drawn).to(weights.dtype)
-        self.fit(weight, bias, features, torch.tensor(labels), generator)
+        self.fit(weight, bias, features, torch.tensor(labels), generator=generator)
         return replace(server, weights=weights)
 
     def fit(self, weight: Tensor, bias: Tensor, x: Tensor, y: Tensor, generator: torch.Generator) -> None:

@@ -25,7 +25,7 @@ from fedld.seeds import numpy_generator
 Array = NDArray[np.float64]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Matching:
     """Global neurons as sums of the clients' neurons assigned to them; `assignment[j][l]` is one of them.
 
@@ -165,7 +165,7 @@ def rearranged(layout: Layout, vector: Tensor, orders: Sequence[Permutation]) ->
     return result
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FedMA(NeuronMatching):
     """Matched averaging, one layer per round: match neurons (Hungarian on the BBP-MAP cost), average, freeze.
 
@@ -233,7 +233,9 @@ class FedMA(NeuronMatching):
     def _match(self, neurons: list[np.ndarray], level: int) -> list[Permutation]:
         generator = numpy_generator(0, "fedma", level)
         sweeps = [generator.permutation(len(neurons)).tolist() for _ in range(self.sweeps)]
-        matching = Matching(neurons, self.sigma, self.sigma0, self.gamma, width=len(neurons[0])).run(sweeps)
+        matching = Matching(
+            neurons=neurons, sigma=self.sigma, sigma0=self.sigma0, gamma=self.gamma, width=len(neurons[0])
+        ).run(sweeps)
         # Sweeps may shuffle the global neurons; the first client's order is the common one.
         first = matching.assignment[0]
         return [np.argsort(matching.assignment[j])[first] for j in range(len(neurons))]

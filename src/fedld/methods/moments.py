@@ -194,7 +194,7 @@ def sum_of(tensors: Sequence[Tensor]) -> Tensor:
     return total
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LinearProblem:
     """What the sums say of standardised inputs z = scale (x - mean), weighted by class where asked.
 

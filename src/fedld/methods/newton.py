@@ -54,7 +54,7 @@ class Newton(SumsMethod):
         server = super().init(weights, layout, sizes)
         views = layout.views(weights)
         zeros = [torch.zeros_like(views[name]) for name in head_of(layout)]
-        return replace(server, weights=set_head(weights, layout, head_of(layout), zeros[0], zeros[1]))
+        return replace(server, weights=set_head(weights, layout, head_of(layout), zeros[0], bias=zeros[1]))
 
     def client_update(self, client: LocalClient) -> Reply:
         """Send the negative mean gradient as update; the model at the client stays as it is."""
@@ -123,7 +123,7 @@ class CoxNewton(SumsMethod):
         zeros = [torch.zeros_like(views[name]) for name in names]
         coefficients = torch.zeros(zeros[0].numel(), dtype=torch.float64)
         return Server(
-            set_head(weights, layout, names, zeros[0], zeros[1]), {**server.extra, "cox": coefficients}
+            set_head(weights, layout, names, zeros[0], bias=zeros[1]), {**server.extra, "cox": coefficients}
         )
 
     def broadcast(self, server: Server) -> Tree:
@@ -166,7 +166,7 @@ class CoxNewton(SumsMethod):
             self.lam,
         )
         weight, bias = problem.head((standardised + step)[:, None], torch.zeros(1).to(step))
-        weights = set_head(server.weights, layout, head_of(layout), weight, bias)
+        weights = set_head(server.weights, layout, head_of(layout), weight, bias=bias)
         moved = layout.shared_parameters(weights - server.weights)
         return Server(weights, {**server.extra, "cox": weight[0]}), replace(combined, update=moved)
 

@@ -65,7 +65,7 @@ class RegMean(SumsMethod):
             sum_of([change.double() for change in changes]), torch.linalg.cholesky(damped)
         )
         names = head_of(layout)
-        moved = set_head(torch.zeros_like(server.weights), layout, names, step[:-1].T, step[-1])
+        moved = set_head(torch.zeros_like(server.weights), layout, names, step[:-1].T, bias=step[-1])
         update = layout.shared_parameters(moved)
         return replace(server, weights=server.weights + moved), replace(combined, update=update)
 

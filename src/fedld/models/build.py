@@ -62,8 +62,8 @@ def build(
     >>> model(torch.zeros(2, 1, 28, 28)).shape, model.embed(torch.zeros(2, 1, 28, 28)).shape
     (torch.Size([2, 3]), torch.Size([2, 128]))
     """
-    _check(name, classes, image_size, channels, norm)
-    model = outline(name, classes, image_size, channels, norm, hidden_units(head))
+    _check(name, classes, image_size, channels, norm=norm)
+    model = outline(name, classes, image_size, channels, norm=norm, hidden=hidden_units(head))
     # Not `to_empty`: it imports sympy, half a second in every process.
     empty = {key: torch.empty(value.shape, dtype=value.dtype) for key, value in model.state_dict().items()}
     model.load_state_dict(empty, assign=True)
@@ -175,7 +175,7 @@ def standardise(network: nn.Module) -> None:
                 child.out_channels,
                 child.kernel_size,  # type: ignore[arg-type]
                 child.stride,  # type: ignore[arg-type]
-                child.padding,  # type: ignore[arg-type]
+                padding=child.padding,  # type: ignore[arg-type]
                 groups=child.groups,
                 bias=child.bias is not None,
             )

@@ -197,7 +197,7 @@ class InvertedResidual(nn.Module):
         expand = [_conv_norm(inputs, hidden, 1, norm)] if expansion > 1 else []
         self.conv = nn.Sequential(
             *expand,
-            _conv_norm(hidden, hidden, 3, norm, stride, groups=hidden),
+            _conv_norm(hidden, hidden, 3, norm, stride=stride, groups=hidden),
             nn.Conv2d(hidden, outputs, 1, bias=False),
             norm(outputs),
         )
@@ -226,7 +226,9 @@ class MobileNetV2(Model):
         blocks: list[nn.Module] = [_conv_norm(channels, width, 3, norm, stride=2)]
         for expansion, outputs, count, stride in MOBILENET_STAGES:
             for index in range(count):
-                blocks.append(InvertedResidual(width, outputs, stride if index == 0 else 1, expansion, norm))
+                blocks.append(
+                    InvertedResidual(width, outputs, stride if index == 0 else 1, expansion, norm=norm)
+                )
                 width = outputs
         self.features = nn.Sequential(*blocks, _conv_norm(width, MOBILENET_FEATURES, 1, norm))
         self.pool = GlobalMean()
@@ -301,7 +303,11 @@ class EfficientNetLite0(Model):
         blocks = []
         for size, stride, expansion, outputs, count in LITE_STAGES:
             for index in range(count):
-                blocks.append(LiteBlock(width, outputs, size, stride if index == 0 else 1, expansion, norm))
+                blocks.append(
+                    LiteBlock(
+                        width, outputs, size, stride if index == 0 else 1, expansion=expansion, norm=norm
+                    )
+                )
                 width = outputs
         self._blocks = nn.ModuleList(blocks)
         self._conv_head, self._bn1, self._relu1 = (

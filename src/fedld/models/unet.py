@@ -108,7 +108,7 @@ def outline_unet(name: str, classes: int, channels: int) -> UNet:
     """Give a U-Net without weights, on torch's device "meta"."""
     options = unet_options(name)
     with torch.device("meta"):
-        return UNet(channels, classes, options.width, options.depth, norm_layer(options.norm))
+        return UNet(channels, classes, options.width, options.depth, norm=norm_layer(options.norm))
 
 
 def build_unet(name: str, *, classes: int, input_shape: tuple[int, ...], seed: int) -> UNet:

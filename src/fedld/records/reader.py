@@ -59,7 +59,7 @@ class Records(Generic[L]):
     changed: bool = False  # the file is not as it was written
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """One run directory; files are read when they are first asked for."""
 
@@ -230,7 +230,7 @@ def longest_run(runs: Sequence[Run]) -> Run:
     return max(runs, key=lambda run: len(run.rounds.lines))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StudyRecords:
     """Runs that belong together, and what could not be read."""
 
@@ -254,13 +254,13 @@ def read(paths: Sequence[Path]) -> StudyRecords:
     primaries = {study.primary for study in studies}
     targets = {study.target for study in studies}
     return StudyRecords(
-        " and ".join(dict.fromkeys(study.name for study in studies)),
-        "\n".join(commands) or None,
-        baselines.pop() if len(baselines) == 1 else None,
-        _distinct(runs),
-        primaries.pop() if len(primaries) == 1 else None,
-        targets.pop() if len(targets) == 1 else "0.5",
-        tuple(problem for study in studies for problem in study.problems),
+        name=" and ".join(dict.fromkeys(study.name for study in studies)),
+        command="\n".join(commands) or None,
+        baseline=baselines.pop() if len(baselines) == 1 else None,
+        runs=_distinct(runs),
+        primary=primaries.pop() if len(primaries) == 1 else None,
+        target=targets.pop() if len(targets) == 1 else "0.5",
+        problems=tuple(problem for study in studies for problem in study.problems),
     )
 
 
@@ -272,7 +272,10 @@ def read_one(path: Path) -> StudyRecords:
         run = read_run(path)
         name = f"{run.label} on {clean(run.config.get('dataset', 'unknown data'))}"
         return StudyRecords(
-            name, shlex.join(["fedld", "run", "--config", f"{path}/config.toml"]), None, (run,)
+            name=name,
+            command=shlex.join(["fedld", "run", "--config", f"{path}/config.toml"]),
+            baseline=None,
+            runs=(run,),
         )
     raise FedLDError(f"'{path}' is neither a run nor a study: it holds no config.toml and no study.json")
 
@@ -298,13 +301,13 @@ def _read_study(path: Path) -> StudyRecords:
     name, baseline = index.get("name") or path.resolve().name, index.get("baseline")
     command = index.get("command")
     return StudyRecords(
-        clean(name),
-        clean(command) if command else None,
-        clean(baseline) if baseline else None,
-        tuple(runs),
-        str(index["primary"]) if index.get("primary") else None,
-        str(index.get("target") or "0.5"),
-        tuple(problems),
+        name=clean(name),
+        command=clean(command) if command else None,
+        baseline=clean(baseline) if baseline else None,
+        runs=tuple(runs),
+        primary=str(index["primary"]) if index.get("primary") else None,
+        target=str(index.get("target") or "0.5"),
+        problems=tuple(problems),
     )
 
 
@@ -326,7 +329,13 @@ def read_run(
     method = config.get("method")
     name = label or (method.get("name") if isinstance(method, dict) else method) or path.resolve().name
     seed = seed if seed is not None else config.get("seed", 0)
-    run = Run(path, clean(name), seed if isinstance(seed, int) else 0, config, refused=refused)
+    run = Run(
+        path=path,
+        label=clean(name),
+        seed=seed if isinstance(seed, int) else 0,
+        config=config,
+        refused=refused,
+    )
     check_format(run.description, path / "run.json")
     for records in (run.rounds, run.clients):
         problems += [records.problem] if records.problem else []

@@ -30,7 +30,7 @@ STATEMENTS = {"use": "intended use", "owner": "owner", "licence": "licence"}
 ELSEWHERE = "How the model does on pictures of places that are not among the test pictures is unknown."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelCard:
     """A model card of one run."""
 
@@ -277,18 +277,18 @@ def make_card(
     limits += [file.note] if file and file.note else []
     limits += [f"Not measured: {', '.join(diagnosis.not_measured)}."] if diagnosis.not_measured else []
     return ModelCard(
-        run,
-        run.summary,
-        federation,
-        file.metadata if file else {},
-        overall,
-        sites,
-        measured_at_sites(run.summary),
-        positive or (table.classes[-1] if table else ""),
-        specificity,
-        [clean(line) for line in [*limits, *run.problems, ELSEWHERE]],
-        {name: text for name, text in (statements or {}).items() if text},
-        _checksum(path / "model.safetensors"),
+        run=run,
+        summary=run.summary,
+        federation=federation,
+        metadata=file.metadata if file else {},
+        overall=overall,
+        sites=sites,
+        at_sites=measured_at_sites(run.summary),
+        positive=positive or (table.classes[-1] if table else ""),
+        specificity=specificity,
+        limitations=[clean(line) for line in [*limits, *run.problems, ELSEWHERE]],
+        statements={name: text for name, text in (statements or {}).items() if text},
+        checksum=_checksum(path / "model.safetensors"),
     )
 
 
@@ -427,6 +427,6 @@ def make_study_card(
     finished = [run for run in study.runs if run.label == method and run.summary is not None]
     if not finished:
         raise FedLDError(f"no run of '{method}' in '{path}' is finished")
-    compared = compare_runs(study.name, study.runs, study.baseline, study.primary, study.target)
+    compared = compare_runs(study.name, study.runs, study.baseline, study.primary, target=study.target)
     cards = {run.path.name: make_card(run.path, statements=statements) for run in finished}
     return StudyCard(method, cards, compared)

@@ -30,7 +30,7 @@ from fedld.study.grid import Cell, run_grid
 from fedld.study.measures import DEFAULT_TARGET, Target, check_primary
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StudyPlan:
     """What to run: one experiment for every label and seed."""
 
@@ -113,7 +113,9 @@ def plan(
     title = f"{', '.join(labelled)} on {cells[0][1].dataset}"
     decides = check_primary(primary, make_measures(cells[0][1]))
     Target.parse(target)
-    return StudyPlan(title, command, baseline, cells, decides, target)
+    return StudyPlan(
+        name=title, command=command, baseline=baseline, cells=cells, primary=decides, target=target
+    )
 
 
 def _repetitions(seeds: Sequence[int], shared: Mapping[str, Any]) -> list[dict[str, int]]:
@@ -247,7 +249,9 @@ def reopen(out: Path) -> StudyPlan:
         target = str(index.get("target", DEFAULT_TARGET))
         Target.parse(target)
         decides = check_primary(index["primary"], make_measures(cells[0][1]))
-        return StudyPlan(name, command, baseline, cells, decides, target)
+        return StudyPlan(
+            name=name, command=command, baseline=baseline, cells=cells, primary=decides, target=target
+        )
     except (KeyError, TypeError):
         raise FedLDError(
             f"'{out / 'study.json'}' is damaged, or older than this: give the whole command and --resume"
@@ -267,7 +271,7 @@ def note_failed(out: Path, failed: Mapping[Path, str]) -> None:
 def compare_cells(study: StudyPlan, cells: list[Cell], failed: Mapping[Path, str]) -> Comparison:
     """Compare finished cells; those that failed are listed with the reason."""
     runs = [read_run(cell.path, cell.label, cell.experiment.seed, failed.get(cell.path)) for cell in cells]
-    return compare_runs(study.name, runs, study.baseline, study.primary, study.target)
+    return compare_runs(study.name, runs, study.baseline, study.primary, target=study.target)
 
 
 def write_comparison(comparison: Comparison, out: Path, command: str) -> None:

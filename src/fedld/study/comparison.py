@@ -40,7 +40,7 @@ WHY = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Standing:
     """One method: every measure of its global model by seed, and its paired difference to the baseline.
 
@@ -114,7 +114,7 @@ class Standing:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """All methods of a study."""
 
@@ -339,14 +339,14 @@ def compare_runs(
     final = next((s.mean("accuracy") for s in standings if s.label == baseline), None)
     level = Target.parse(target).level(final) if "accuracy" in measures else None
     if level is not None:
-        standings = [_to_target(s, compared, measures["accuracy"], level, at) for s in standings]
+        standings = [_to_target(s, compared, measures["accuracy"], level, at=at) for s in standings]
     return Comparison(
-        title,
-        baseline,
-        primary,
-        at,
-        measures,
-        with_differences(standings, baseline, primary),
+        title=title,
+        baseline=baseline,
+        primary=primary,
+        round=at,
+        measures=measures,
+        standings=with_differences(standings, baseline, primary),
         level=level,
         runs=tuple(compared),
         failed=tuple(run for run in runs if run.failure),
@@ -409,16 +409,18 @@ def _standing(label: str, runs: Sequence[Run], at: int, measures: Mapping[str, M
     classes = [name for run in runs for name in never_predicted(run)]
     sent = [sum(run.series("bytes_up").values()) + sum(run.series("bytes_down").values()) for run in runs]
     return Standing(
-        label,
-        sorted({run.pair for run in runs}),
-        {name: by_seed for name, by_seed in values.items() if by_seed},
-        _paired(runs, lambda run: _over(run, first, at, "test", last_mean)),
-        _paired(runs, lambda run: _over(run, first, at, "test", first.best)),
-        _paired(runs, lambda run: _over(run, first, at, "personal", lambda series: series[-1])),
-        account_of(label, runs),
-        {name: classes.count(name) for name in dict.fromkeys(classes)},
-        (mean_of(sent) or 0.0) / 1e6,
-        mean_of([sum(run.series("seconds").values()) for run in runs]) or 0.0,
+        label=label,
+        seeds=sorted({run.pair for run in runs}),
+        values={name: by_seed for name, by_seed in values.items() if by_seed},
+        last5=_paired(runs, lambda run: _over(run, first, at, "test", reduce=last_mean)),
+        best=_paired(runs, lambda run: _over(run, first, at, "test", reduce=first.best)),
+        personal=_paired(
+            runs, lambda run: _over(run, first, at, "personal", reduce=lambda series: series[-1])
+        ),
+        account=account_of(label, runs),
+        never={name: classes.count(name) for name in dict.fromkeys(classes)},
+        megabytes=(mean_of(sent) or 0.0) / 1e6,
+        seconds=mean_of([sum(run.series("seconds").values()) for run in runs]) or 0.0,
         measures=tuple(measures),
         reference=_is_reference(runs[0]),
         same_as_fedavg=any(_keeps_nothing(run) for run in runs),

@@ -30,7 +30,7 @@ MEANING = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Account:
     """One method, means over its seeds; None where nothing was recorded.
 
@@ -82,10 +82,18 @@ def account_of(label: str, runs: Sequence[Run]) -> Account:
     local, shift, aggregation, total = map(last, (*TERMS.values(), "global_loss"))
     if not served:  # `local` has no server: no client has the average that was decomposed
         aggregation = total = None
-    return Account(label, over("norm_ratio"), over("cosine_to_average"), local, shift, aggregation, total)
+    return Account(
+        label=label,
+        step=over("norm_ratio"),
+        cosine=over("cosine_to_average"),
+        local=local,
+        shift=shift,
+        aggregation=aggregation,
+        total=total,
+    )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Explanation:
     """Winner minus rival in every term of Eq. 2, mean over paired seeds or folds; negative is better."""
 
@@ -129,11 +137,11 @@ def explain(runs: Sequence[Run], winner: str, rival: str) -> Explanation | None:
         for term in TERMS
     }
     return Explanation(
-        at,
-        len(seeds),
-        {k: t.mean for k, t in tests.items()},
-        {k: t.interval for k, t in tests.items()},
-        "seed" if folds is None else "fold",
+        round=at,
+        seeds=len(seeds),
+        terms={k: t.mean for k, t in tests.items()},
+        intervals={k: t.interval for k, t in tests.items()},
+        unit="seed" if folds is None else "fold",
     )
 
 

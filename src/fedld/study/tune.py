@@ -56,7 +56,7 @@ RANGES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TuningTrial:
     """One choice and its score on the validation images: mean of the last five evaluations and the seeds."""
 
@@ -67,7 +67,7 @@ class TuningTrial:
     error: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tuned:
     """The best choice and all others."""
 
@@ -201,7 +201,14 @@ def tune(
     def objective(choice: Any) -> float:
         searched = grid or choice.number
         values = {name: _suggest(choice, name, span) for name, span in ranges.items()} if searched else {}
-        trial = _try(apply(validated_settings, values), values, choice.number, out / "trials", seeds, measure)
+        trial = _try(
+            apply(validated_settings, values),
+            values,
+            choice.number,
+            out / "trials",
+            seeds=seeds,
+            measure=measure,
+        )
         done.append(trial)
         progress(trial)
         if trial.score is None:
@@ -217,7 +224,15 @@ def tune(
         raise FedLDError(f"no trial finished; the first one failed: {done[0].error}")
     best = done[(min if less else max)(good, key=lambda number: good[number])]
     recommended = make_experiment(apply(settings, best.values))
-    tuned = Tuned(command, hold_out, primary, list(seeds), recommended, best, done)
+    tuned = Tuned(
+        command=command,
+        hold_out=hold_out,
+        primary=primary,
+        seeds=list(seeds),
+        experiment=recommended,
+        best=best,
+        trials=done,
+    )
     write_atomically(out / "tune.json", json.dumps(tuned.to_json(), indent=1).encode())
     write_atomically(out / "tuned.toml", tuned.to_toml().encode())
     return tuned
@@ -242,8 +257,14 @@ def _try(
         except OtherSettings:
             raise
         except FedLDError as error:
-            return TuningTrial(number, values, None, time.perf_counter() - start, str(error))
-    return TuningTrial(number, values, fmean(scores), time.perf_counter() - start)
+            return TuningTrial(
+                number=number,
+                values=values,
+                score=None,
+                seconds=time.perf_counter() - start,
+                error=str(error),
+            )
+    return TuningTrial(number=number, values=values, score=fmean(scores), seconds=time.perf_counter() - start)
 
 
 def validation_score(run: Run, measure: Measure) -> float:

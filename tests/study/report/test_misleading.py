@@ -164,7 +164,13 @@ def test_a_methods_colour_is_the_same_on_every_page():
 
 def test_an_auroc_over_all_sites_that_no_site_has_is_explained():
     def result(auroc):
-        return SiteResult(100, None, Estimate(0.8), Estimate(auroc), Estimate(0.5))
+        return SiteResult(
+            pictures=100,
+            patients=None,
+            accuracy=Estimate(0.8),
+            auroc=Estimate(auroc),
+            sensitivity=Estimate(0.5),
+        )
 
     said = sites_apart(result(0.919), {"a": result(0.43), "b": result(0.55), "c": result(None)})
     assert "is 0.919" in said

@@ -29,7 +29,7 @@ def label_skew(evidence: Evidence) -> Iterator[Finding]:
             "clients": [first, second],
         },
         ("label_skew", "label_p_value"),
-        "Expect a shift loss: try margin control or FedProx, and fewer local epochs.",
+        advice="Expect a shift loss: try margin control or FedProx, and fewer local epochs.",
     )
 
 
@@ -52,12 +52,12 @@ def targets(evidence: Evidence) -> Iterator[Finding]:
         for name, (low, high) in ranges.items()
     ]
     yield Finding(
-        "targets",
-        "info",
-        f"Targets over clients: {'; '.join(sentences)}.",
-        {name: [summary.get(name) for summary in evidence.targets] for name in ranges},
-        {},
-        "",
+        check="targets",
+        level="info",
+        sentence=f"Targets over clients: {'; '.join(sentences)}.",
+        numbers={name: [summary.get(name) for summary in evidence.targets] for name in ranges},
+        thresholds={},
+        advice="",
     )
 
 
@@ -76,7 +76,8 @@ def single_class(evidence: Evidence) -> Iterator[Finding]:
         f"{'group of targets' if evidence.groups else 'class'} ({listing(names)}).",
         {"clients": names, "effective_classes": [None if np.isnan(e) else float(e) for e in effective]},
         ("single_class",),
-        "Such clients pull towards their class; they can form opposed groups, on which the principal rule "
+        advice="Such clients pull towards their class; they can form opposed groups, on which the principal "
+        "rule "
         "shrinks the step: compare it with the plain mean or consensus.",
     )
 
@@ -94,7 +95,8 @@ def size_imbalance(evidence: Evidence) -> Iterator[Finding]:
         f"the {len(sizes)} clients count like {labels.effective_clients:.1f} of equal size.",
         {"size_imbalance": labels.size_imbalance, "effective_clients": labels.effective_clients},
         ("size_imbalance",),
-        "Look at results per client; uniform weights give small clients a voice, FedNova corrects for their "
+        advice="Look at results per client; uniform weights give small clients a voice, FedNova corrects "
+        "for their "
         "smaller number of local steps.",
     )
 
@@ -114,7 +116,7 @@ def features(evidence: Evidence) -> Iterator[Finding]:
         f"spreads apart, and {evidence.name(farthest)} is farthest from the others.",
         {"feature_shift": shift, "client": evidence.name(farthest), "largest": float(np.nanmax(distances))},
         ("feature_shift",),
-        "Try margin control against site shortcuts, personal BatchNorm (FedBN), or GroupNorm.",
+        advice="Try margin control against site shortcuts, personal BatchNorm (FedBN), or GroupNorm.",
     )
 
 
@@ -137,7 +139,8 @@ def absent(evidence: Evidence) -> Iterator[Finding]:
             for absence in absences
         },
         ("absent_rounds",),
-        "The result says nothing about data that were not there: bring these clients back and continue, or "
+        advice="The result says nothing about data that were not there: bring these clients back and "
+        "continue, or "
         "leave them out on purpose; for updates that are not finite, lower the learning rate.",
     )
 
@@ -167,7 +170,8 @@ def outliers(evidence: Evidence) -> Iterator[Finding]:
             for (client, kind), records in lasting.items()
         },
         ("outlier_share",),
-        "Check these clients' labels, normalisation and learning rate first; a robust rule (median, krum) "
+        advice="Check these clients' labels, normalisation and learning rate first; a robust rule (median, "
+        "krum) "
         "keeps one of them from deciding alone.",
     )
 
@@ -194,7 +198,10 @@ def overruled(evidence: Evidence) -> Iterator[Finding]:
             f"The global step goes against {listing(names)} (median cosine {medians[names[0]]:.2f}).",
             {name: medians[name] for name in names},
             ("client_cosine",),
-            "Look at these clients' labels and images first; personal layers serve one that stays different.",
+            advice=(
+                "Look at these clients' labels and images first; personal layers serve one that stays "
+                "different."
+            ),
         )
 
 
@@ -213,7 +220,9 @@ def nothing_learned(evidence: Evidence) -> Iterator[Finding]:
         f"against {chance:.3f} by chance.",
         {"balanced_accuracy": last, "chance": chance},
         ("above_chance",),
-        "Check first that the plain mean learns with these settings; then the learning rate and the rule.",
+        advice=(
+            "Check first that the plain mean learns with these settings; then the learning rate and the rule."
+        ),
     )
 
 
@@ -239,7 +248,8 @@ def never_predicted(evidence: Evidence) -> Iterator[Finding]:
         sentence,
         {"test_images": images},
         (),
-        "Accuracy hides this: compare balanced accuracy (--primary balanced_accuracy). Train longer, from "
+        advice="Accuracy hides this: compare balanced accuracy (--primary balanced_accuracy). Train longer, "
+        "from "
         "pretrained weights, or with a loss that weighs classes by their counts.",
     )
 

@@ -12,7 +12,7 @@ from fedld.analysis.heterogeneity import LabelMeasures, label_measures
 from fedld.records.schema import ClientLine, ConflictLine, CrossLine, Predictions, RoundLine, TrialRecord
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """Whatever was measured of one federation; a part left empty yields no sentence.
 
@@ -85,7 +85,7 @@ class Evidence:
         return [part for part, measured in parts.items() if not measured]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """One sentence, the numbers behind it, the check and thresholds it follows from, and what to try."""
 
@@ -105,7 +105,14 @@ def warning(
     rule: str, sentence: str, numbers: dict[str, Any], thresholds: Sequence[str], advice: str
 ) -> Finding:
     """Make a finding of something harmful, by the named thresholds."""
-    return Finding(rule, "warning", sentence, numbers, {name: limit(name) for name in thresholds}, advice)
+    return Finding(
+        check=rule,
+        level="warning",
+        sentence=sentence,
+        numbers=numbers,
+        thresholds={name: limit(name) for name in thresholds},
+        advice=advice,
+    )
 
 
 def skewed(labels: LabelMeasures) -> bool:

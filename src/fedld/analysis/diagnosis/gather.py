@@ -70,7 +70,14 @@ def merge_accounts(findings: Sequence[Finding], label: str) -> Finding:
             sentence += f"; {name} is below 0 in {below} of {count} seeds"
     first = findings[0]
     merged = {"round": numbers[0]["round"], "dominant": largest, "seeds": count, **means}
-    return Finding(first.check, first.level, f"{sentence}.", merged, first.thresholds, ADVICE[largest])
+    return Finding(
+        check=first.check,
+        level=first.level,
+        sentence=f"{sentence}.",
+        numbers=merged,
+        thresholds=first.thresholds,
+        advice=ADVICE[largest],
+    )
 
 
 def _term(numbers: Sequence[Mapping[str, Any]], name: str) -> str:

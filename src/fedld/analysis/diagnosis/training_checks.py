@@ -32,7 +32,7 @@ def diverged(evidence: Evidence) -> Iterator[Finding]:
         f"In round {min(rounds)} {who} has no finite loss, so the decomposition is not defined there.",
         {"rounds": sorted(rounds), "clients": names},
         (),
-        "Lower the learning rate, clip updates, or leave this client out.",
+        advice="Lower the learning rate, clip updates, or leave this client out.",
     )
 
 
@@ -50,7 +50,9 @@ def not_measured(evidence: Evidence) -> Iterator[Finding]:
         "over the other clients.",
         {str(round_): clients for round_, clients in missing.items()},
         (),
-        "These values are missing, which says nothing about the model: see why these clients were away.",
+        advice=(
+            "These values are missing, which says nothing about the model: see why these clients were away."
+        ),
     )
 
 
@@ -65,13 +67,14 @@ def dominant_term(evidence: Evidence) -> Iterator[Finding]:
     movement = ", ".join(f"{term} {move}" for term, move in moves.items())
     since = f"; since round {first}: {movement}" if last > first else ""
     yield Finding(
-        "dominant_term",
-        "info",
-        f"In round {last} the global loss {now.total:.3f} = local {now.local:.3f} + shift {now.shift:+.3f} + "
+        check="dominant_term",
+        level="info",
+        sentence=f"In round {last} the global loss {now.total:.3f} = local {now.local:.3f} + shift "
+        f"{now.shift:+.3f} + "
         f"aggregation {now.aggregation:+.3f}; {largest} is largest{since}.",
-        {"round": last, "dominant": largest, "moves": moves, **now.to_json()},
-        {"trend": limit("trend")},
-        ADVICE[largest],
+        numbers={"round": last, "dominant": largest, "moves": moves, **now.to_json()},
+        thresholds={"trend": limit("trend")},
+        advice=ADVICE[largest],
     )
 
 
@@ -91,7 +94,7 @@ def costs(evidence: Evidence) -> Iterator[Finding]:
             f"model is worse than the average local model, most of all on {worst}.",
             {"aggregation": now.aggregation, "total": now.total, "client": worst},
             ("aggregation_share", "loss_floor", "standard_errors"),
-            ADVICE["aggregation"],
+            advice=ADVICE["aggregation"],
         )
 
 
@@ -111,7 +114,7 @@ def clients(evidence: Evidence) -> Iterator[Finding]:
         f"Aggregation hurts {listing(hurt)}{others}: there the average local model beats the global one.",
         {"hurt": hurt, "gain": gain, "aggregation_by_client": now.to_json()["aggregation_by_client"]},
         ("client_share", "loss_floor"),
-        "If the same clients are hurt in every record, give them personal layers (FedBN, FedPAC).",
+        advice="If the same clients are hurt in every record, give them personal layers (FedBN, FedPAC).",
     )
 
 
@@ -131,7 +134,7 @@ def _shift(evidence: Evidence, now: Decomposition) -> Finding:
         f"that of {worst} most.",
         {"shift": now.shift, "left": left, "total": now.total, "client": worst},
         ("shift_share", "loss_floor", "standard_errors"),
-        advice,
+        advice=advice,
     )
 
 
@@ -158,13 +161,14 @@ def hidden(evidence: Evidence) -> Iterator[Finding]:
     took_part = [line for line in evidence.client_rounds if "excluded" not in line]
     if took_part and not evidence.reports and not any("update_norm" in line for line in took_part):
         yield Finding(
-            "hidden_updates",
-            "info",
-            "The server saw sums of updates alone: conflicts, outliers and the lengths of single updates are "
+            check="hidden_updates",
+            level="info",
+            sentence="The server saw sums of updates alone: conflicts, outliers and the lengths of single "
+            "updates are "
             "not known.",
-            {},
-            {},
-            "",
+            numbers={},
+            thresholds={},
+            advice="",
         )
 
 
@@ -191,7 +195,8 @@ def opposed_groups(evidence: Evidence) -> Iterator[Finding]:
             "first_axis_weight_against": float(np.median([v[1] for v in votes])),
         },
         ("opposed_cosine", "agreeing_cosine", "minority_weight"),
-        "The first principal axis is this conflict and its votes cancel: compare the principal rule with the "
+        advice="The first principal axis is this conflict and its votes cancel: compare the principal rule "
+        "with the "
         "plain mean or consensus; if the groups' tasks truly differ, use personal layers (FedBN, FedPAC).",
     )
 
@@ -223,7 +228,7 @@ def conflict(evidence: Evidence) -> Iterator[Finding]:
             "b_dissimilarity": float(np.median([m.b_dissimilarity for m in measures])),
         },
         ("conflict_cosine", "conflict_rate", "cancellation"),
-        _against_conflict(evidence, cancels),
+        advice=_against_conflict(evidence, cancels),
     )
 
 
@@ -254,7 +259,9 @@ def step(evidence: Evidence) -> Iterator[Finding]:
         f"with a cosine of {cosine:.2f} to it.",
         {"norm_ratio": ratio, "cosine_to_average": cosine},
         ("norm_ratio", "cosine_to_average"),
-        "Compare with the plain mean, or let the clients measure which step is best (--rule measured).",
+        advice=(
+            "Compare with the plain mean, or let the clients measure which step is best (--rule measured)."
+        ),
     )
 
 
@@ -272,7 +279,7 @@ def stability(evidence: Evidence) -> Iterator[Finding]:
         "changes of an update can change the step.",
         {"sign_margin": margin, "eigen_gap": gap},
         ("sign_margin", "eigen_gap"),
-        "Use conflict = smooth, which is continuous, or keep fewer axes.",
+        advice="Use conflict = smooth, which is continuous, or keep fewer axes.",
     )
 
 
@@ -286,7 +293,9 @@ def batchnorm(evidence: Evidence) -> Iterator[Finding]:
         f"BatchNorm statistics disagree: running means lie {disagreement:.2f} standard deviations apart.",
         {"buffer_disagreement": disagreement},
         ("buffer_disagreement",),
-        "Their average fits no client: try personal BatchNorm (FedBN or buffers = local), or GroupNorm.",
+        advice=(
+            "Their average fits no client: try personal BatchNorm (FedBN or buffers = local), or GroupNorm."
+        ),
     )
 
 
@@ -312,13 +321,14 @@ def measured_steps(evidence: Evidence) -> Iterator[Finding]:
     gain = float(np.mean([trial["gain"] for trial in counted]))
     lengths = [trial["lengths"][trial["chosen"]] for trial in counted]
     yield Finding(
-        "measured_steps",
-        "info",
-        f"In {other} of {len(counted)} rounds the clients measured another step as better than the plain "
+        check="measured_steps",
+        level="info",
+        sentence=f"In {other} of {len(counted)} rounds the clients measured another step as better than the "
+        "plain "
         f"average; most often {best} ({times} of {len(counted)}); mean gain in loss {gain:.4f} per round.",
-        {"chosen": dict(chosen), "mean_gain": gain, "median_length": float(np.median(lengths))},
-        {"measured_gain": limit("measured_gain")},
-        _advice(gain, float(np.median(lengths))),
+        numbers={"chosen": dict(chosen), "mean_gain": gain, "median_length": float(np.median(lengths))},
+        thresholds={"measured_gain": limit("measured_gain")},
+        advice=_advice(gain, float(np.median(lengths))),
     )
 
 
@@ -337,7 +347,10 @@ def silent_voters(evidence: Evidence) -> Iterator[Finding]:
         f"Measurements of {who} do not count.{rounds}",
         {"left_out": reasons, "fallbacks": fallbacks},
         (),
-        "Look at these clients' logs; a client that reports what cannot be should not vote (vote = median).",
+        advice=(
+            "Look at these clients' logs; a client that reports what cannot be should not vote (vote = "
+            "median)."
+        ),
     )
 
 

@@ -34,7 +34,7 @@ CONTRASTS = {
 }  # a term, the arms that are to lower it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Point:
     """Signed terms of Eq. 2 after the one round of an arm."""
 
@@ -164,7 +164,12 @@ def plan(
         f" after {warm_rounds} rounds of FedAvg on iid clients" if warm_rounds else ""
     )
     primary = next(iter(make_measures(cells[0][1])))
-    return FigurePlan(warm, StudyPlan(title, command, f"plain-alpha{alphas[0]:g}", cells, primary))
+    return FigurePlan(
+        warm,
+        StudyPlan(
+            name=title, command=command, baseline=f"plain-alpha{alphas[0]:g}", cells=cells, primary=primary
+        ),
+    )
 
 
 def run_figure2(
@@ -192,7 +197,16 @@ def _point(cell: Cell) -> Point:
     finite = [term for term in terms if term is not None]
     if len(finite) < len(terms):
         raise FedLDError(f"'{cell.path}' diverged in its one round: take a smaller learning rate")
-    return Point(cell.label.split("-")[0], cell.experiment.alpha, cell.experiment.seed, *finite)
+    local, shift, aggregation, total = finite
+    return Point(
+        arm=cell.label.split("-")[0],
+        alpha=cell.experiment.alpha,
+        seed=cell.experiment.seed,
+        local=local,
+        shift=shift,
+        aggregation=aggregation,
+        total=total,
+    )
 
 
 def _all_of(failed: Mapping[Path, str]) -> None:

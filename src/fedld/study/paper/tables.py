@@ -85,7 +85,13 @@ def paper_table(runs: Sequence[Run]) -> PageTable:
     )
     if runs[0].config.get("dataset") in ("retina", "covid-fl"):
         note = "Final accuracy (%) as published: pretrained ResNet-50, 200 rounds, one seed, no interval."
-    return PageTable("paper", "The paper's numbers (Table 1)", note, ["method", *_TITLES], rows)
+    return PageTable(
+        name="paper",
+        title="The paper's numbers (Table 1)",
+        note=note,
+        columns=["method", *_TITLES],
+        rows=rows,
+    )
 
 
 Settings = dict[str, Any]
@@ -102,7 +108,7 @@ REAL = {"image_size": 48}  # at small scale: 24 pixels are for the simulated eye
 DRAWN = ("clients", "partition", "alpha")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TablePlan:
     """One study for every split that the data offer."""
 
@@ -147,13 +153,15 @@ def plan(
         ]
         baseline = cells[0][0]
         chosen_measure = check_primary(primary, make_measures(cells[0][1]))
-        studies[split] = StudyPlan(f"{table}, {word}", command, baseline, cells, chosen_measure)
+        studies[split] = StudyPlan(
+            name=f"{table}, {word}", command=command, baseline=baseline, cells=cells, primary=chosen_measure
+        )
         words[split] = word
     dataset = next(iter(studies.values())).cells[0][1].dataset
     title = f"Table {table[-1]} at {scale} scale on {short_name(dataset)}"
     if not settings.get("data_root"):
         title += f", where {', '.join(words.values())} stand in for the paper's data"
-    return TablePlan(table, title, command, studies, words)
+    return TablePlan(table=table, title=title, command=command, studies=studies, splits=words)
 
 
 def run_plan(
@@ -234,7 +242,7 @@ def _word(settings: Settings) -> str:
 def _open(settings: Settings) -> Table:
     """Open the dataset's table, decoded once for all runs."""
     return open_table(
-        DataSpec(settings["dataset"], image_size=settings.get("image_size", REAL["image_size"]))
+        DataSpec(dataset=settings["dataset"], image_size=settings.get("image_size", REAL["image_size"]))
     )
 
 

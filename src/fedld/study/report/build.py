@@ -59,7 +59,7 @@ class Section:
     blocks: list[PagePart]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """Runs on the same data with the same model, never averaged with others."""
 
@@ -108,7 +108,7 @@ def compare_groups(study: StudyRecords) -> list[tuple[Comparison, list[Run]]]:
     titles = [setting_title(runs[0]) for runs in settings.values()]
     names = [t if titles.count(t) == 1 else f"{t} ({k + 1})" for k, t in enumerate(titles)]
     return [
-        (compare_runs(name, runs, study.baseline, study.primary, study.target), runs)
+        (compare_runs(name, runs, study.baseline, study.primary, target=study.target), runs)
         for name, runs in zip(names, settings.values(), strict=True)
     ]
 
@@ -185,7 +185,15 @@ def _group(key: str, comparison: Comparison, runs: list[Run], further: Sequence[
         Section("settings", "Settings", [settings_table(runs), environment_table(runs)]),
     ]  # fmt: skip
     findings = _part("Diagnosis", "", lambda: diagnose_all(runs))
-    return Group(key, comparison.title, runs, comparison, findings, top, _without_empty(sections))
+    return Group(
+        key=key,
+        title=comparison.title,
+        runs=runs,
+        comparison=comparison,
+        findings=findings,
+        top=top,
+        sections=_without_empty(sections),
+    )
 
 
 def _outcomes(runs: list[Run], styles: Mapping[str, Look]) -> list[PagePart]:

@@ -42,7 +42,7 @@ SIDE, GAP, LABEL = 132, 10, 44
 MEASURES = {"dice": "Dice", "iou": "IoU", "hausdorff": "95 % Hausdorff distance (px)"}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Cases:
     """cases.npz of a run, read: one entry for each case."""
 
@@ -112,14 +112,14 @@ def overlay_chart(name: str, label: str, runs: Sequence[Run]) -> Chart | None:
     ]
     summary = "; ".join(f"{site}, {rank}: Dice {dice:.3f}" for site, rank, _, dice in rows)
     return Chart(
-        name,
-        f"Best, median and worst case of every site: {label}",
-        "Outlines on test pictures: the true one in blue, that of the global model in yellow; "
+        name=name,
+        title=f"Best, median and worst case of every site: {label}",
+        note="Outlines on test pictures: the true one in blue, that of the global model in yellow; "
         f"{run.repetition}. Cases are ranked by Dice, the mean over classes.",
-        f"Test pictures with true and predicted outlines. {summary}.",
-        figure,
-        ("site", "rank", "picture", "dice"),
-        rows,
+        summary=f"Test pictures with true and predicted outlines. {summary}.",
+        figure=figure,
+        columns=("site", "rank", "picture", "dice"),
+        rows=rows,
         wide=True,
     )
 
@@ -214,7 +214,7 @@ def case_means_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart |
                 if site not in sites or estimate.value is None:
                     continue
                 y = sites.index(site) + 0.7 * ((slot + 0.5) / len(means_by_method) - 0.5)
-                _whisker(axes, estimate, estimate.value, y, styles[label])
+                _whisker(axes, estimate, estimate.value, y, look=styles[label])
                 rows.append((label, site, which, estimate.value, estimate.low, estimate.high))
         axes.set_yticks(range(len(sites)), [short(site) for site in sites])
         axes.set_ylim(len(sites) - 0.45, -0.55)
@@ -223,14 +223,15 @@ def case_means_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart |
         axes.set_xlabel("Dice, mean over a site's own test pictures and 95 % interval")
         settle(figure)
     return Chart(
-        "case-means",
-        "Dice at every site",
-        "One seed of each method; a method with personal models is shown with those. Intervals are Student's "
+        name="case-means",
+        title="Dice at every site",
+        note="One seed of each method; a method with personal models is shown with those. Intervals are "
+        "Student's "
         "over pictures, or over patients where they are known.",
-        "; ".join(f"{label} at {site}: {value:.3f}" for label, site, _, value, *_ in rows),
-        figure,
-        ("method", "site", "model", "dice", "low", "high"),
-        rows,
+        summary="; ".join(f"{label} at {site}: {value:.3f}" for label, site, _, value, *_ in rows),
+        figure=figure,
+        columns=("method", "site", "model", "dice", "low", "high"),
+        rows=rows,
         legend=legend(means_by_method, styles),
     )
 
@@ -270,7 +271,9 @@ def case_means_table(runs: Sequence[Run]) -> PageTable | None:
         "Means over a site's own test pictures after the last round, with 95 % intervals (Student's; over "
         "patients where they are known). A class that is in neither mask counts as Dice 1."
     )
-    return PageTable("case-means", "Every site's own test pictures", note, columns, rows)
+    return PageTable(
+        name="case-means", title="Every site's own test pictures", note=note, columns=columns, rows=rows
+    )
 
 
 MethodMeans = list[tuple[str, Any, CaseResult]]

@@ -169,7 +169,7 @@ class LegendKey:
     part: str  # class of the drawing's elements
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Chart:
     """One figure of the report."""
 

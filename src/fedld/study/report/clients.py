@@ -51,13 +51,13 @@ def labels_chart(runs: Sequence[Run]) -> Chart | None:
         settle(figure)
     sizes = ", ".join(f"{name}: {int(row.sum())}" for name, row in zip(names, matrix, strict=True))
     return Chart(
-        "labels",
-        "Labels of every client",
-        f"Training samples by class, seed {run.seed}.",
-        f"Training samples of every client: {sizes}.",
-        figure,
-        ("client", *classes),
-        [(name, *(int(x) for x in row)) for name, row in zip(names, matrix, strict=True)],
+        name="labels",
+        title="Labels of every client",
+        note=f"Training samples by class, seed {run.seed}.",
+        summary=f"Training samples of every client: {sizes}.",
+        figure=figure,
+        columns=("client", *classes),
+        rows=[(name, *(int(x) for x in row)) for name, row in zip(names, matrix, strict=True)],
     )
 
 
@@ -173,17 +173,17 @@ def fairness_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | N
         ax.set_xlabel(f"{measure.title} at every client, {where}{unit}")
         settle(figure)
     return Chart(
-        "clients",
-        f"{_capital(measure.title)} of every client",
-        f"The global model on each client's {where}; one dot per client, the worst one named.",
-        "; ".join(
+        name="clients",
+        title=f"{_capital(measure.title)} of every client",
+        note=f"The global model on each client's {where}; one dot per client, the worst one named.",
+        summary="; ".join(
             f"{k}: worst client {measure.format(measure.worst_of(list(v.values())))}, best "
             f"{measure.format(measure.best(list(v.values())))}"
             for k, v in values_by_method.items()
         ),
-        figure,
-        ("method", "client", measure.name),
-        rows,
+        figure=figure,
+        columns=("method", "client", measure.name),
+        rows=rows,
     )
 
 
@@ -236,13 +236,14 @@ def participation_chart(runs: Sequence[Run]) -> Chart | None:
     sentences = " ".join(clean(absence.sentence()) for absence in part.absences[:3])
     others = len(runs_with_absences) - 1
     return Chart(
-        "participation",
-        "Absent sites",
-        sentences + (f" {run.label}, seed {run.seed}; {others} more run(s) had absences." if others else ""),
-        f"Participation, site by round. {sentences}",
-        figure,
-        ("client", "round", "state", "reason"),
-        [
+        name="participation",
+        title="Absent sites",
+        note=sentences
+        + (f" {run.label}, seed {run.seed}; {others} more run(s) had absences." if others else ""),
+        summary=f"Participation, site by round. {sentences}",
+        figure=figure,
+        columns=("client", "round", "state", "reason"),
+        rows=[
             (
                 name,
                 r,

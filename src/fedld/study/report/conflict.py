@@ -189,13 +189,15 @@ def _heat_chart(
         ],
     }
     return Chart(
-        name,
-        title,
-        note,
-        f"{title}; {label}, round {last}. Values from {np.nanmin(matrix):.3f} to {np.nanmax(matrix):.3f}.",
-        figure,
-        ("method", "round", axes[1] + (" (row)" if axes[0] == axes[1] else ""), axes[0], "value"),
-        [
+        name=name,
+        title=title,
+        note=note,
+        summary=(
+            f"{title}; {label}, round {last}. Values from {np.nanmin(matrix):.3f} to {np.nanmax(matrix):.3f}."
+        ),
+        figure=figure,
+        columns=("method", "round", axes[1] + (" (row)" if axes[0] == axes[1] else ""), axes[0], "value"),
+        rows=[
             (k, list(f)[-1], names[k][j], names[k][i], float(list(f.values())[-1][j, i]))
             for k, f in frames.items()
             for j in range(len(names[k]))
@@ -250,15 +252,16 @@ def spectrum_chart(runs: Sequence[Run]) -> Chart | None:
         settle(figure)
     first = {label: line["axes"][0] for label, line in spectra.items()}
     return Chart(
-        "spectrum",
-        "Principal spectrum with votes",
-        "Above the bars: clients for : against. An axis with as many against it as for it is a conflict, "
+        name="spectrum",
+        title="Principal spectrum with votes",
+        note="Above the bars: clients for : against. An axis with as many against it as for it is a "
+        "conflict, "
         "not a common direction. Grey: not used.",
-        "First axis: "
+        summary="First axis: "
         + "; ".join(f"{k} {a[0]:.0f} % of energy, {a[1]} for, {a[2]} against" for k, a in first.items()),
-        figure,
-        ("method", "round", "axis", "energy_percent", "votes_for", "votes_against", "kept"),
-        [
+        figure=figure,
+        columns=("method", "round", "axis", "energy_percent", "votes_for", "votes_against", "kept"),
+        rows=[
             (label, line["round"], k + 1, *axis, int(k < line["kept"]))
             for label, line in spectra.items()
             for k, axis in enumerate(line["axes"])
@@ -343,13 +346,15 @@ def measured_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | N
         for label, trials in trials_by_method.items()
     ]
     return Chart(
-        "measured-steps",
-        "Steps that the clients measured",
-        "Lengths are multiples of the rule's own step. Where the plain average wins, nothing was gained.",
-        "; ".join(sentences) + ".",
-        figure,
-        ("method", "round", "rule", "length", "gain", "fallback"),
-        [
+        name="measured-steps",
+        title="Steps that the clients measured",
+        note=(
+            "Lengths are multiples of the rule's own step. Where the plain average wins, nothing was gained."
+        ),
+        summary="; ".join(sentences) + ".",
+        figure=figure,
+        columns=("method", "round", "rule", "length", "gain", "fallback"),
+        rows=[
             (label, r, t["rules"][t["chosen"]], t["lengths"][t["chosen"]], t["gain"], t["fallback"])
             for label, trials in trials_by_method.items()
             for r, t in trials

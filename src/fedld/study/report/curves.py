@@ -68,7 +68,7 @@ def measure_chart(
     """Draw one measure over rounds."""
     bands = bands_of(runs, scores_of(measure))
     title = measure.title[:1].upper() + measure.title[1:]
-    return line_chart(measure.name, title, measure.unit, bands, styles, size) if bands else None
+    return line_chart(measure.name, title, measure.unit, bands, styles=styles, size=size) if bands else None
 
 
 def line_chart(
@@ -83,15 +83,15 @@ def line_chart(
         settle(figure)
     last = ", ".join(f"{label} {b.mean[-1]:.4g}{unit}" for label, b in bands.items())
     return Chart(
-        key.replace("_", "-"),
-        name,
-        "Line: mean over seeds. Band: lowest to highest seed.",
-        f"{name} over rounds. In the last round: {last}.",
-        figure,
-        ("method", "round", "mean", "lowest", "highest"),
-        [(label, *row) for label, b in bands.items() for row in _rows(b)],
-        [hover_of(ax, {label: (b.x, b.mean) for label, b in bands.items()}, colours(styles))],
-        legend(bands, styles),
+        name=key.replace("_", "-"),
+        title=name,
+        note="Line: mean over seeds. Band: lowest to highest seed.",
+        summary=f"{name} over rounds. In the last round: {last}.",
+        figure=figure,
+        columns=("method", "round", "mean", "lowest", "highest"),
+        rows=[(label, *row) for label, b in bands.items() for row in _rows(b)],
+        hover=[hover_of(ax, {label: (b.x, b.mean) for label, b in bands.items()}, colours(styles))],
+        legend=legend(bands, styles),
     )
 
 
@@ -132,15 +132,18 @@ def step_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | None:
     ]
     rows = [(label, *row) for label, b in ratio.items() for row in _merged(b, cosine.get(label))]
     return Chart(
-        "server-step",
-        "The server's step against the plain average",
-        "Far below 1: clients' updates cancel. A cosine below 0: the step goes against the average client.",
-        "Length ratio and cosine of the aggregated update to the weighted average, over rounds.",
-        figure,
-        ("method", "round", "norm_ratio", "cosine_to_average"),
-        rows,
-        hovers,
-        legend(ratio, styles),
+        name="server-step",
+        title="The server's step against the plain average",
+        note=(
+            "Far below 1: clients' updates cancel. A cosine below 0: the step goes against the average "
+            "client."
+        ),
+        summary="Length ratio and cosine of the aggregated update to the weighted average, over rounds.",
+        figure=figure,
+        columns=("method", "round", "norm_ratio", "cosine_to_average"),
+        rows=rows,
+        hover=hovers,
+        legend=legend(ratio, styles),
         wide=True,
     )
 
@@ -173,16 +176,16 @@ def traffic_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | No
         ax.grid(axis="x", visible=False)
         settle(figure)
     return Chart(
-        "traffic",
-        f"{title} against communication",
-        "Counted, not estimated: shared weights and every message of the method, up and down.",
-        f"{title} over megabytes sent. "
+        name="traffic",
+        title=f"{title} against communication",
+        note="Counted, not estimated: shared weights and every message of the method, up and down.",
+        summary=f"{title} over megabytes sent. "
         + ", ".join(f"{k}: {measure.format(y[-1])} after {x[-1]:.1f} MB" for k, (x, y) in lines.items()),
-        figure,
-        ("method", "megabytes", measure.name),
-        [(k, float(a), float(b)) for k, (x, y) in lines.items() for a, b in zip(x, y, strict=True)],
-        [hover_of(ax, lines, colours(styles)) | {"unit": "MB"}],
-        legend(lines, styles),
+        figure=figure,
+        columns=("method", "megabytes", measure.name),
+        rows=[(k, float(a), float(b)) for k, (x, y) in lines.items() for a, b in zip(x, y, strict=True)],
+        hover=[hover_of(ax, lines, colours(styles)) | {"unit": "MB"}],
+        legend=legend(lines, styles),
     )
 
 
@@ -224,14 +227,17 @@ def difference_chart(comparison: Comparison, styles: Mapping[str, Look]) -> Char
         for s, d in reversed(tested)
     ]
     return Chart(
-        "difference",
-        f"Difference to {comparison.baseline}",
-        f"Dot: mean over paired {comparison.unit}s. Line: 95 % interval; where it crosses 0, chance may "
+        name="difference",
+        title=f"Difference to {comparison.baseline}",
+        note=f"Dot: mean over paired {comparison.unit}s. Line: 95 % interval; where it crosses 0, chance may "
         "explain it.",
-        f"Paired difference of final {measure.title} to {comparison.baseline}: {'; '.join(sentences)}.",
-        figure,
-        ("method", "seeds", "difference", "low", "high", "p_holm"),
-        [
+        summary=(
+            f"Paired difference of final {measure.title} to {comparison.baseline}: "
+            f"{'; '.join(sentences)}."
+        ),
+        figure=figure,
+        columns=("method", "seeds", "difference", "low", "high", "p_holm"),
+        rows=[
             (s.label, d.n, d.mean, *(d.interval or (None, None)), s.p_value)
             for s, d in reversed(tested)
         ],
@@ -267,14 +273,15 @@ def explanation_chart(winner: str, rival: str, explanation: Explanation) -> Char
         settle(figure)
     summary = ", ".join(f"{name} {signed(value, 4)}" for name, value in zip(names, values, strict=True))
     return Chart(
-        "explanation",
-        "Which loss term explains it",
-        f"Eq. 2 after round {explanation.round}, mean over {explanation.seeds} paired {explanation.unit}(s); "
+        name="explanation",
+        title="Which loss term explains it",
+        note=f"Eq. 2 after round {explanation.round}, mean over {explanation.seeds} paired "
+        f"{explanation.unit}(s); "
         "left of 0 is better." + (" Thin lines: 95 % intervals." if explanation.seeds > 1 else ""),
-        f"Difference of the loss terms between {winner} and {rival}: {summary}.",
-        figure,
-        ("term", "difference", "low", "high"),
-        [
+        summary=f"Difference of the loss terms between {winner} and {rival}: {summary}.",
+        figure=figure,
+        columns=("term", "difference", "low", "high"),
+        rows=[
             (name, value, *(explanation.intervals.get(name) or (None, None)))
             for name, value in zip(names, values, strict=True)
         ],

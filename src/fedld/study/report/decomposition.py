@@ -61,24 +61,27 @@ def terms_chart(runs: Sequence[Run]) -> Chart | None:
     ]
     last = [(label, {t: float(bands[t][label].mean[-1]) for t in bands}) for label in labels]
     return Chart(
-        "decomposition",
-        "Loss decomposition over rounds",
-        "Mean over seeds. The signed areas add up to the line, the global model's loss on all clients' data.",
-        "Last round: "
+        name="decomposition",
+        title="Loss decomposition over rounds",
+        note=(
+            "Mean over seeds. The signed areas add up to the line, the global model's loss on all clients' "
+            "data."
+        ),
+        summary="Last round: "
         + "; ".join(
             f"{k}: local {t['local']:.3f}, shift {t['shift']:.3f}, aggregation {t['aggregation']:.3f}, "
             f"global {t['global']:.3f}"
             for k, t in last
         ),
-        figure,
-        ("method", "round", *TERMS, "global"),
-        [
+        figure=figure,
+        columns=("method", "round", *TERMS, "global"),
+        rows=[
             (label, int(r), *(float(bands[t][label].mean[k]) for t in bands))
             for label in labels
             for k, r in enumerate(bands["global"][label].x)
         ],
-        hovers,
-        [LegendKey(term, colour, f"part-term-{term}") for term, colour in CSS.items()],
+        hover=hovers,
+        legend=[LegendKey(term, colour, f"part-term-{term}") for term, colour in CSS.items()],
         wide=columns > 1,
     )
 
@@ -144,16 +147,16 @@ def contributions_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Char
         settle(figure)
     first, (_, shift, merged) = next(iter(terms_by_method.items()))
     return Chart(
-        "contributions",
-        "Which clients the terms come from",
-        "Right of 0 costs. Left: how much worse a client's model is elsewhere than at home. "
+        name="contributions",
+        title="Which clients the terms come from",
+        note="Right of 0 costs. Left: how much worse a client's model is elsewhere than at home. "
         "Right: what merging the models costs a client's data."
         + (f" The {SHOWN} largest of {len(names)} clients." if len(names) > SHOWN else ""),
-        f"{first}: largest shift at {names[int(np.nanargmax(shift))]}, "
+        summary=f"{first}: largest shift at {names[int(np.nanargmax(shift))]}, "
         f"most hurt by aggregation {names[int(np.nanargmax(merged))]}.",
-        figure,
-        ("method", "round", "client", "shift_of_model", "aggregation_on_data"),
-        [
+        figure=figure,
+        columns=("method", "round", "client", "shift_of_model", "aggregation_on_data"),
+        rows=[
             (label, at, names[i], float(shift[i]), float(merged[i]))
             for label, (at, shift, merged) in terms_by_method.items()
             for i in range(min(len(names), len(merged)))

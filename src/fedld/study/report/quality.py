@@ -64,13 +64,13 @@ def confusion_chart(runs: Sequence[Run]) -> Chart | None:
         f"{k}: {100 * np.trace(m) / m.sum():.1f} % on the diagonal" for k, m in matrices.items()
     )
     return Chart(
-        "confusion",
-        "Confusion matrix",
-        "Row: true class. Column: predicted class. Shade: share of the row. All seeds together.",
-        f"Confusion on the test set. {right}.",
-        figure,
-        ("method", "true", "predicted", "count"),
-        data,
+        name="confusion",
+        title="Confusion matrix",
+        note="Row: true class. Column: predicted class. Shade: share of the row. All seeds together.",
+        summary=f"Confusion on the test set. {right}.",
+        figure=figure,
+        columns=("method", "true", "predicted", "count"),
+        rows=data,
     )
 
 
@@ -122,14 +122,15 @@ def calibration_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart 
         k: sum(n * abs(a - c) for c, a, n in p) / sum(n for *_, n in p) for k, p in points_by_method.items()
     }
     return Chart(
-        "calibration",
-        "Calibration",
-        "On the grey line a confidence of 80 % is right in 80 of 100 cases; below it the model is too sure. "
+        name="calibration",
+        title="Calibration",
+        note="On the grey line a confidence of 80 % is right in 80 of 100 cases; below it the model is too "
+        "sure. "
         "Large dots hold many cases.",
-        "Expected calibration error: " + ", ".join(f"{k} {100 * e:.1f} %" for k, e in error.items()),
-        figure,
-        ("method", "confidence", "accuracy", "count"),
-        [(label, *point) for label, points in points_by_method.items() for point in points],
+        summary="Expected calibration error: " + ", ".join(f"{k} {100 * e:.1f} %" for k, e in error.items()),
+        figure=figure,
+        columns=("method", "confidence", "accuracy", "count"),
+        rows=[(label, *point) for label, points in points_by_method.items() for point in points],
         legend=legend(points_by_method, styles),
     )
 
@@ -208,14 +209,15 @@ def survival_chart(runs: Sequence[Run]) -> Chart | None:
     last = {(row[0], row[1]): row[3] for row in rows}
     summary = "; ".join(f"{label}, {third} risk: {share:.2f}" for (label, third), share in last.items())
     return Chart(
-        "kaplan-meier",
-        "Survival by predicted risk",
-        "Kaplan-Meier curves of the test set, in thirds by predicted risk, first seed. The further apart the "
+        name="kaplan-meier",
+        title="Survival by predicted risk",
+        note="Kaplan-Meier curves of the test set, in thirds by predicted risk, first seed. The further "
+        "apart the "
         "curves are, the better the risks separate.",
-        f"Share without event at the last one. {summary}.",
-        figure,
-        ("method", "risk", "time", "share without event"),
-        rows,
+        summary=f"Share without event at the last one. {summary}.",
+        figure=figure,
+        columns=("method", "risk", "time", "share without event"),
+        rows=rows,
         wide=True,
     )
 
@@ -239,14 +241,15 @@ def values_chart(runs: Sequence[Run], styles: Mapping[str, Look]) -> Chart | Non
         settle(figure)
     gaps = {label: max(abs(p - o) for p, o, _ in points) for label, points in points_by_method.items()}
     return Chart(
-        "calibration-values",
-        "Calibration",
-        "Mean observed value against mean predicted value in ten bins of the predictions. On the grey line "
+        name="calibration-values",
+        title="Calibration",
+        note="Mean observed value against mean predicted value in ten bins of the predictions. On the grey "
+        "line "
         "predictions are right on average; a flatter line means that they are too extreme.",
-        "Largest gap of a bin: " + ", ".join(f"{label} {gap:.4g}" for label, gap in gaps.items()),
-        figure,
-        ("method", "predicted", "observed", "count"),
-        [(label, *point) for label, points in points_by_method.items() for point in points],
+        summary="Largest gap of a bin: " + ", ".join(f"{label} {gap:.4g}" for label, gap in gaps.items()),
+        figure=figure,
+        columns=("method", "predicted", "observed", "count"),
+        rows=[(label, *point) for label, points in points_by_method.items() for point in points],
         legend=legend(points_by_method, styles),
     )
 

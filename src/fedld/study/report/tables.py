@@ -27,7 +27,7 @@ class TableCell:
     tone: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PageTable:
     """Rows under a head; the first column names the row."""
 
@@ -73,7 +73,7 @@ def comparison_table(comparison: Comparison, styles: Mapping[str, Look]) -> Page
         "deviations (Hedges). Select a heading to sort."
     )
     note = f"{comparison.method_note} {note}".strip()
-    return _drop_empty(PageTable("comparison", "Methods", note, columns, rows))
+    return _drop_empty(PageTable(name="comparison", title="Methods", note=note, columns=columns, rows=rows))
 
 
 def _measured(comparison: Comparison, standing: Standing, measure: str) -> TableCell:
@@ -90,7 +90,13 @@ def _interval(interval: tuple[float, float] | None, digits: int) -> TableCell:
 def _drop_empty(table: PageTable) -> PageTable:
     keep = [k for k in range(len(table.columns)) if any(row[k].text != "–" for row in table.rows)]
     rows = [[row[k] for k in keep] for row in table.rows]
-    return PageTable(table.name, table.title, table.note, [table.columns[k] for k in keep], rows)
+    return PageTable(
+        name=table.name,
+        title=table.title,
+        note=table.note,
+        columns=[table.columns[k] for k in keep],
+        rows=rows,
+    )
 
 
 def mean_cell(values: Sequence[float], digits: int) -> TableCell:
@@ -136,7 +142,9 @@ def cost_table(runs: Sequence[Run]) -> PageTable:
             ]
         )
     columns = ["method", "MB up", "MB down", "seconds", "s per round", "rounds"]
-    return PageTable("cost", "Cost of a run", "Mean over seeds.", columns, rows, wide=False)
+    return PageTable(
+        name="cost", title="Cost of a run", note="Mean over seeds.", columns=columns, rows=rows, wide=False
+    )
 
 
 def target_table(comparison: Comparison) -> PageTable | None:
@@ -157,7 +165,7 @@ def target_table(comparison: Comparison) -> PageTable | None:
     )
     columns = ["method", "rounds", "MB up", "MB down", "seconds"]
     title = f"Cost to {comparison.level:.1f} % accuracy"
-    return PageTable("target", title, note, columns, rows, wide=False)
+    return PageTable(name="target", title=title, note=note, columns=columns, rows=rows, wide=False)
 
 
 def _sums(runs: Sequence[Run], key: RoundColumn) -> list[float]:
@@ -183,7 +191,9 @@ def sites_table(runs: Sequence[Run]) -> PageTable | None:
         "Measured where the pictures are, after the last round, with 95 % intervals: Wilson's, DeLong's, a "
         "bootstrap. Sensitivity is for the last class, at the specificity that the heading names."
     )
-    return PageTable("sites", "Every site's own test pictures", note, columns, rows)
+    return PageTable(
+        name="sites", title="Every site's own test pictures", note=note, columns=columns, rows=rows
+    )
 
 
 def settings_table(runs: Sequence[Run]) -> PageTable:
@@ -200,11 +210,11 @@ def settings_table(runs: Sequence[Run]) -> PageTable:
     seeds = sorted({run.seed for run in runs})
     rows.append([TableCell("seed", "seed"), TableCell(", ".join(map(str, seeds))), TableCell("")])
     return PageTable(
-        "settings",
-        "Settings",
-        "As saved beside the results.",
-        ["setting", "value", "methods"],
-        rows,
+        name="settings",
+        title="Settings",
+        note="As saved beside the results.",
+        columns=["setting", "value", "methods"],
+        rows=rows,
         wide=False,
     )
 
@@ -222,5 +232,10 @@ def environment_table(runs: Sequence[Run]) -> PageTable:
                 values_by_name.setdefault(key, {})[clean(value)] = None
     rows = [[TableCell(key, key), TableCell("; ".join(values))] for key, values in values_by_name.items()]
     return PageTable(
-        "environment", "Environment", "Where the runs were made.", ["fact", "value"], rows, wide=False
+        name="environment",
+        title="Environment",
+        note="Where the runs were made.",
+        columns=["fact", "value"],
+        rows=rows,
+        wide=False,
     )

@@ -97,7 +97,16 @@ def _problems(table: Table, classes: Sequence[str] | None) -> Iterator[str]:
 
 def _bytes_up(experiment: Experiment, classes: Sequence[str], table: Table) -> int:
     """Size of one update: the shared parameters and buffers; other sites' categories would add some."""
-    federation = Federation("", table.folder, tuple(classes), (), table.labels, (), (), task=table.task)
+    federation = Federation(
+        name="",
+        folder=table.folder,
+        classes=tuple(classes),
+        clients=(),
+        test=table.labels,
+        mean=(),
+        std=(),
+        task=table.task,
+    )
     method = make_method(experiment)
     unfilled = experiment.model_copy(update={"weights": None})
     _, model = divided(unfilled, method, federation)

@@ -78,7 +78,9 @@ class FlowerEngine:
             raise FedLDError(
                 f"task '{task.name}' does not fit '{experiment.dataset}', which is for {table.task}"
             )
-        shape = Federation("", table.folder, (), (), table.labels, (), ()).images.shape[1:]
+        shape = Federation(
+            name="", folder=table.folder, classes=(), clients=(), test=table.labels, mean=(), std=()
+        ).images.shape[1:]
         question = Question(
             version=__version__,
             classes=list(table.classes),

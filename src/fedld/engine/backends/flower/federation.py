@@ -74,7 +74,7 @@ TABLES = (".csv", ".parquet")
 def open_site(data: str, image_size: int | None, facts: FileFacts = PLAIN) -> Table:
     """A site's data: an npz file, a folder or a table, by the path that the site itself names."""
     path = Path(data.removeprefix("npz:").removeprefix("folder:").removeprefix("csv:")).expanduser()
-    spec = DataSpec(str(path), image_size=image_size, skip_bad=facts.skip_bad, task=facts.task)
+    spec = DataSpec(dataset=str(path), image_size=image_size, skip_bad=facts.skip_bad, task=facts.task)
     if path.is_dir():
         own = replace(spec, dataset=f"folder:{path}", bits=facts.bits or None, patient=facts.patient or None)
     elif path.suffix in TABLES:
@@ -158,7 +158,8 @@ def told_columns(
     told as if these cells had the site's mean. A category of fewer rows keeps its number, and its name unless
     the server's table has it.
 
-    >>> told_columns([SheetColumn("age", "number", True, sums=(8.0, 80.0, 808.0))], 10, 5)[0].sums
+    >>> age = SheetColumn(name="age", kind="number", missing=True, sums=(8.0, 80.0, 808.0))
+    >>> told_columns([age], 10, 5)[0].sums
     (10.0, 100.0, 1010.0)
     """
     known_levels = {column.name: set(column.levels) for column in server}
@@ -232,7 +233,7 @@ def site_federation(table: Table, site: str, order: Order, folder: Path) -> Fede
         name=site,
         folder=folder,
         classes=tuple(order.classes),
-        clients=(Client(site, training_rows(table), test),),
+        clients=(Client(name=site, train=training_rows(table), test=test),),
         test=test,
         mean=tuple(order.mean),
         std=tuple(order.std),
@@ -320,7 +321,16 @@ def _elsewhere(table: Table, sites: Sequence[Description]) -> tuple[Client, ...]
         own = test[table.columns["site"][test] == site.site] if "site" in table.columns else EMPTY
         told = tuple(count or 0 for count in site.label_counts)
         untold = site.train - sum(told)
-        clients.append(Client(site.site, EMPTY, own, told, untold=untold, target_sums=dict(site.target_sums)))
+        clients.append(
+            Client(
+                name=site.site,
+                train=EMPTY,
+                test=own,
+                elsewhere=told,
+                untold=untold,
+                target_sums=dict(site.target_sums),
+            )
+        )
     return tuple(clients)
 
 

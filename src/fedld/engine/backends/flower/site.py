@@ -264,7 +264,7 @@ class Site:
         self.privacy = self._privacy(context, model)
         if order.canary:
             few = federation.client(self.name).train[: 2 * experiment.batch_size]
-            clients = (Client(self.name, few, few[:0]),)
+            clients = (Client(name=self.name, train=few, test=few[:0]),)
             self.setup = replace(self.setup, federation=replace(federation, clients=clients))
 
     def _check_policy(self, context: Context, experiment: Experiment, method: Method) -> None:
