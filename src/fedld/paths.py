@@ -60,7 +60,7 @@ def cache_root(cache: Path | None = None) -> Path:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FedLDError(
-            f"The cache folder {root} cannot be made ({error.strerror}); set FEDLD_CACHE."
+            f"The cache folder {root} cannot be made ({error.strerror}); set FEDLD_CACHE"
         ) from error
     return root.resolve()
 

@@ -111,14 +111,14 @@ def federate(table: Table, spec: DataSpec, *, whole: bool = False) -> Federation
     if spec.task != table.task:
         raise FedLDError(f"task '{spec.task}' does not fit '{spec.dataset}', which is for {table.task}")
     if len(table.classes) < 2 and table.task == "classification":
-        raise FedLDError(f"'{spec.dataset}' holds only one class, '{table.classes[0]}'.")
+        raise FedLDError(f"'{spec.dataset}' holds only one class, '{table.classes[0]}'")
     split = np.where(table.split == "", "", "train") if whole else _split(table, spec)
     name = _partition_name(table, spec)
     train, test = np.flatnonzero(split == "train"), np.flatnonzero(split == "test")
     if not len(train):
-        raise FedLDError(f"'{spec.dataset}' has no training images.")
+        raise FedLDError(f"'{spec.dataset}' has no training images")
     if not len(test) and not whole:
-        raise FedLDError(f"'{spec.dataset}' has no test images.")
+        raise FedLDError(f"'{spec.dataset}' has no test images")
     column = table.columns["site"] if table.fixed else _column(table, name)
     if column is None:
         clients = _drawn(table, spec, name, train)
@@ -225,7 +225,7 @@ def _column(table: Table, name: str) -> NDArray[np.str_] | None:
     column = name.removeprefix("column:")
     if column not in table.columns:
         has = ", ".join(sorted(table.columns)) or "none"
-        raise FedLDError(f"The dataset has no text column '{column}' to divide by; it has: {has}.")
+        raise FedLDError(f"The dataset has no text column '{column}' to divide by; it has: {has}")
     return table.columns[column]
 
 
@@ -235,7 +235,7 @@ def _named(
     trains, tests = _by_name(column, train), _by_name(column, test)
     names = sorted(trains.keys() - {""}, key=natural)
     if not names:
-        raise FedLDError(f"Partition '{name}' names no client of '{dataset}'.")
+        raise FedLDError(f"Partition '{name}' names no client of '{dataset}'")
     empty = np.empty(0, np.int64)
     return tuple(Client(name=site, train=trains[site], test=tests.get(site, empty)) for site in names)
 

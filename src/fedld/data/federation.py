@@ -322,7 +322,7 @@ class Federation:
         from fedld.data.splits import take_fold
 
         if not (folds >= 2 and 1 <= fold <= folds):
-            raise FedLDError(f"There is no fold {fold} of {folds}.")
+            raise FedLDError(f"There is no fold {fold} of {folds}")
         return take_fold(self, fold, folds, seed)
 
     def set_aside(self, fraction: float, seed: int) -> "Federation":
@@ -347,10 +347,10 @@ class Federation:
     def _held_out(self, fraction: float, seed: int, purpose: str) -> list[NDArray[np.bool_]]:
         """Draw a mask of its training images for every client; at least one image is taken somewhere."""
         if not 0 < fraction < 1:
-            raise FedLDError(f"The held-out fraction must lie between 0 and 1, not {fraction:g}.")
+            raise FedLDError(f"The held-out fraction must lie between 0 and 1, not {fraction:g}")
         masks = list(self._masks(fraction, seed, purpose))
         if not any(mask.any() for mask in masks):
-            raise FedLDError(f"A fraction of {fraction:g} holds out no image of '{self.name}'.")
+            raise FedLDError(f"A fraction of {fraction:g} holds out no image of '{self.name}'")
         return masks
 
     def _masks(self, fraction: float, seed: int, purpose: str) -> Iterator[NDArray[np.bool_]]:
@@ -366,7 +366,7 @@ class Federation:
                 taken = drawn[client.train]
                 if taken.all():
                     raise FedLDError(
-                        f"A fraction of {fraction:g} would hold out every patient of '{client.name}'."
+                        f"A fraction of {fraction:g} would hold out every patient of '{client.name}'"
                     )
             else:
                 rng = numpy_generator(seed, purpose, client.name)

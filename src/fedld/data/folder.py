@@ -84,7 +84,7 @@ def _list(path: Path, spec: DataSpec) -> tuple[ImageList, tuple[str, ...]]:
     if spec.patient is not None:
         if "patient" in listed.columns:
             raise FedLDError(
-                f"{path / IMAGES_CSV} has a column 'patient': leave the pattern '{spec.patient}' out."
+                f"{path / IMAGES_CSV} has a column 'patient': leave the pattern '{spec.patient}' out"
             )
         patients = name_patients([item.file for item in listed.items], spec.patient)
         listed = listed._replace(columns=listed.columns | patients)
@@ -110,11 +110,11 @@ def name_patients(files: list[Path], pattern: str | None) -> dict[str, Text]:
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise FedLDError(f"The pattern '{pattern}' of patients is none: {error}.") from None
+        raise FedLDError(f"The pattern '{pattern}' of patients is none: {error}") from None
     patients = _first_groups(pattern, [file.name for file in files])
     for file, patient in zip(files, patients, strict=True):
         if not patient:
-            raise FedLDError(f"The pattern '{pattern}' finds no patient in the name of {file}.")
+            raise FedLDError(f"The pattern '{pattern}' finds no patient in the name of {file}")
     return {"patient": np.array(patients)}
 
 
@@ -130,10 +130,10 @@ def _first_groups(pattern: str, names: list[str]) -> list[str]:
         )
     except subprocess.TimeoutExpired:
         raise FedLDError(
-            f"The pattern '{pattern}' of patients is not done with {len(names)} names after {SECONDS} s."
+            f"The pattern '{pattern}' of patients is not done with {len(names)} names after {SECONDS} s"
         ) from None
     if done.returncode:
-        raise FedLDError(f"The pattern '{pattern}' of patients failed: {done.stderr.strip()[-200:]!r}.")
+        raise FedLDError(f"The pattern '{pattern}' of patients failed: {done.stderr.strip()[-200:]!r}")
     groups: list[str] = json.loads(done.stdout)
     return groups
 
@@ -144,7 +144,7 @@ def list_images(path: Path) -> tuple[list[Row], tuple[str, ...]]:
     And notes on what lies beside them and is not read.
     """
     if not path.is_dir():
-        raise FedLDError(f"There is no folder {path}.")
+        raise FedLDError(f"There is no folder {path}")
     top = folders_in(path)
     splits = [("draw", path)]
     if {folder.name for folder in top} == {"train", "test"}:
@@ -172,10 +172,10 @@ def _ignored(folders: set[Path]) -> Iterator[str]:
 
 def _check(rows: list[Row], path: Path) -> None:
     if not rows:
-        raise FedLDError(f"{path} holds no images in class folders (CLASS/image) or SITE/CLASS/image.")
+        raise FedLDError(f"{path} holds no images in class folders (CLASS/image) or SITE/CLASS/image")
     named = {bool(site) for _, site, _, _ in rows}
     if len(named) > 1:
-        raise FedLDError(f"{path} mixes class folders and site/class folders; use one of the two.")
+        raise FedLDError(f"{path} mixes class folders and site/class folders; use one of the two")
 
 
 def folders_in(path: Path) -> list[Path]:
@@ -199,7 +199,7 @@ def _entries(path: Path) -> list[Path]:
     try:
         return sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     except OSError as error:
-        raise FedLDError(f"The folder {path} cannot be read: {error.strerror}.") from None
+        raise FedLDError(f"The folder {path} cannot be read: {error.strerror}") from None
 
 
 MaskedRow = tuple[str, str, Path, Path]  # split, site, picture, mask
@@ -247,7 +247,7 @@ def list_masked(path: Path) -> list[MaskedRow]:
         FedLDError: there is no such folder or no picture in it, or a picture has no mask.
     """
     if not path.is_dir():
-        raise FedLDError(f"There is no folder {path}.")
+        raise FedLDError(f"There is no folder {path}")
     splits = [("draw", path)]
     if {folder.name for folder in folders_in(path)} == {"train", "test"}:
         splits = [(folder.name, folder) for folder in folders_in(path)]
@@ -258,7 +258,7 @@ def list_masked(path: Path) -> list[MaskedRow]:
             rows += _pairs(split, folder.name, folder)
     if not rows:
         raise FedLDError(
-            f"{path} holds no pictures in images/ with masks/, or in SITE/images with SITE/masks."
+            f"{path} holds no pictures in images/ with masks/, or in SITE/images with SITE/masks"
         )
     return rows
 
@@ -271,7 +271,7 @@ def _pairs(split: str, site: str, folder: Path) -> list[MaskedRow]:
     rows = []
     for picture in images_in(folder / "images"):
         if picture.stem not in masks:
-            raise FedLDError(f"{picture} has no mask of its name in {folder / 'masks'}.")
+            raise FedLDError(f"{picture} has no mask of its name in {folder / 'masks'}")
         rows.append((split, site, picture, masks[picture.stem]))
     return rows
 

@@ -180,7 +180,7 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
     partition = "dirichlet" if spec.partition == "auto" else str(spec.partition)
     if partition == "site" or partition.startswith("column:") or spec.split is not None:
         raise FedLDError(
-            "fundus-sim makes a site for each client of a drawn partition; iid gives equal sites."
+            "fundus-sim makes a site for each client of a drawn partition; iid gives equal sites"
         )
     marked = spec.task == "segmentation"
     size = spec.image_size or (MASK_SIZE if marked else SIZE)

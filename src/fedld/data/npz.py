@@ -47,7 +47,7 @@ def read_arrays(file: Path, wanted: Callable[[str, Header], bool]) -> Arrays:
     try:
         with file.open("rb") as stream:
             if stream.read(6) == np.lib.format.MAGIC_PREFIX:
-                raise FedLDError(f"{file} is a single array, not an npz archive.")
+                raise FedLDError(f"{file} is a single array, not an npz archive")
         with zipfile.ZipFile(file) as archive:
             members = {m.filename.removesuffix(".npy"): m for m in archive.infolist() if _is_array(m)}
             headers = {name: _header(archive, member) for name, member in members.items()}
@@ -56,7 +56,7 @@ def read_arrays(file: Path, wanted: Callable[[str, Header], bool]) -> Arrays:
             return {name: _read_array(archive, members[name]) for name in chosen}
     except UNREADABLE as error:
         raise FedLDError(
-            f"{file} is not a readable npz file: {' '.join(str(error).split())[:200]}."
+            f"{file} is not a readable npz file: {' '.join(str(error).split())[:200]}"
         ) from error
 
 
@@ -88,12 +88,12 @@ def parse_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int
 def _check_size(file: Path, headers: dict[str, Header]) -> None:
     for name, (_, dtype) in headers.items():
         if dtype.hasobject:
-            raise FedLDError(f"{file} holds pickled objects, which are never opened: '{name}'.")
+            raise FedLDError(f"{file} holds pickled objects, which are never opened: '{name}'")
     needed = sum(math.prod(shape) * dtype.itemsize for shape, dtype in headers.values())
     if needed > max(SMALL, EXPANSION * file.stat().st_size):
         raise FedLDError(
             f"{file} would unfold to {needed / 2**20:.0f} MiB, over {EXPANSION} times its length: store it "
-            "with less compression if that is right."
+            "with less compression if that is right"
         )
 
 
@@ -112,7 +112,7 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
     """Check an npz file and copy it into the cache, keyed by the file's digest."""
     file = user_path(spec.dataset.removeprefix("npz:"))
     if not file.is_file():
-        raise FedLDError(f"There is no file {file}.")
+        raise FedLDError(f"There is no file {file}")
 
     def build(folder: Path) -> None:
         masked = spec.task == "segmentation"
@@ -127,7 +127,7 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
         split = columns.pop("split", np.full(len(images), "draw"))
         odd = set(split) - {"train", "test", "draw", ""}
         if odd:
-            raise FedLDError(f"{file} has split '{min(odd)}'; rows are 'train', 'test', or '' to leave out.")
+            raise FedLDError(f"{file} has split '{min(odd)}'; rows are 'train', 'test', or '' to leave out")
         sites = set(columns.get("site", ())) - {""}
         write_table(
             folder,
@@ -157,7 +157,7 @@ def _targets(
         labels = to_labels(array, count, what)
         return labels, class_names(arrays, labels, what), {}
     if array.shape[:1] != (count,):
-        raise FedLDError(f"{what} has labels of shape {array.shape} for {count} images.")
+        raise FedLDError(f"{what} has labels of shape {array.shape} for {count} images")
     return _described(spec.task, make_targets(spec.task, array, what, labels=names))
 
 
@@ -178,19 +178,19 @@ def read_columns(file: Path, targets: str = "labels") -> Arrays:
     missing = {"images", targets} - set(arrays)
     if missing:
         has = ", ".join(arrays) or "none"
-        raise FedLDError(f"{file} has no array '{min(missing)}'; it has: {has}.")
+        raise FedLDError(f"{file} has no array '{min(missing)}'; it has: {has}")
     return arrays
 
 
 def to_labels(array: NDArray[Any], count: int, what: str) -> NDArray[np.int64]:
     """Check labels: one integer from 0 on for each image."""
     if array.shape != (count,) or not count:
-        raise FedLDError(f"{what} has labels of shape {array.shape} for {count} images.")
+        raise FedLDError(f"{what} has labels of shape {array.shape} for {count} images")
     if array.dtype.kind not in "fiub" or not np.isfinite(array).all() or (array != np.floor(array)).any():
-        raise FedLDError(f"{what} has labels that are not integers.")
+        raise FedLDError(f"{what} has labels that are not integers")
     if array.min() < 0 or array.max() >= 2**31:
         raise FedLDError(
-            f"{what} has label {array.min() if array.min() < 0 else array.max():g}, out of range."
+            f"{what} has label {array.min() if array.min() < 0 else array.max():g}, out of range"
         )
     return array.astype(np.int64)
 
@@ -199,20 +199,20 @@ def class_names(arrays: Arrays, labels: NDArray[np.int64], what: str) -> tuple[s
     """Read the archive's `classes`, else use the numbers 0 to C - 1, all of which must then occur."""
     if "classes" in arrays:
         if arrays["classes"].size > MOST_CLASSES:
-            raise FedLDError(f"{what} names {arrays['classes'].size} classes; {MOST_CLASSES} are the most.")
+            raise FedLDError(f"{what} names {arrays['classes'].size} classes; {MOST_CLASSES} are the most")
         names = tuple(str(name) for name in arrays["classes"].ravel())
         if len(set(names)) < len(names):
-            raise FedLDError(f"{what} names class '{max(names, key=names.count)}' twice.")
+            raise FedLDError(f"{what} names class '{max(names, key=names.count)}' twice")
         if labels.max() >= len(names):
-            raise FedLDError(f"{what} has label {labels.max()}, but names only {len(names)} classes.")
+            raise FedLDError(f"{what} has label {labels.max()}, but names only {len(names)} classes")
         return names
     present = np.unique(labels)
     if len(present) > MOST_CLASSES:
-        raise FedLDError(f"{what} has {len(present)} different labels; {MOST_CLASSES} are the most.")
+        raise FedLDError(f"{what} has {len(present)} different labels; {MOST_CLASSES} are the most")
     if present[-1] != len(present) - 1:
         gap = next(i for i, label in enumerate(present) if i != label)
         raise FedLDError(
-            f"{what} has label {present[-1]} but no label {gap}; count the labels from 0, or add 'classes'."
+            f"{what} has label {present[-1]} but no label {gap}; count the labels from 0, or add 'classes'"
         )
     return tuple(map(str, present))
 
@@ -223,7 +223,7 @@ def text_columns(arrays: Arrays, count: int, what: str) -> dict[str, Text]:
     for name, array in arrays.items():
         if name in TEXT and (array.shape != (count,) or array.dtype.kind not in TEXT[name]):
             raise FedLDError(
-                f"{what} has no usable '{name}': it needs one text entry for each of {count} images."
+                f"{what} has no usable '{name}': it needs one text entry for each of {count} images"
             )
         if name not in ("images", "labels", "masks", "classes") and array.shape == (count,):
             if array.dtype.kind == "S":

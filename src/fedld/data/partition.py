@@ -105,7 +105,7 @@ def dirichlet_raw(
     if least < min_size:
         raise FedLDError(
             f"At alpha {alpha:g} and seed {seed} the smallest of {clients} clients draws {least} images, "
-            f"fewer than min_size {min_size}; take another seed, a larger alpha, or dirichlet, which repairs."
+            f"fewer than min_size {min_size}; take another seed, a larger alpha, or dirichlet, which repairs"
         )
     return _sorted(parts)
 
@@ -161,7 +161,7 @@ def dirichlet_sslfl(
             return _sorted(parts)
     raise FedLDError(
         f"Partition dirichlet-sslfl found no draw that gives {clients} clients at least {min_size} images "
-        f"each at alpha {alpha:g}; take a larger alpha, fewer clients, or partition dirichlet."
+        f"each at alpha {alpha:g}; take a larger alpha, fewer clients, or partition dirichlet"
     )
 
 
@@ -187,11 +187,11 @@ def classes(
     if not 1 <= classes_per_client <= len(kinds):
         raise FedLDError(
             f"classes_per_client must be between 1 and {len(kinds)} (the classes of this dataset), "
-            f"not {classes_per_client}."
+            f"not {classes_per_client}"
         )
     if clients * classes_per_client < len(kinds):
         raise FedLDError(
-            f"{clients} clients with {classes_per_client} classes each cannot hold all {len(kinds)} classes."
+            f"{clients} clients with {classes_per_client} classes each cannot hold all {len(kinds)} classes"
         )
     # Client i takes the next classes_per_client classes around the circle, so every class finds an owner.
     owned = np.arange(clients * classes_per_client) % len(kinds)
@@ -205,7 +205,7 @@ def classes(
     if min(map(len, joined)) < min_size:
         raise FedLDError(
             f"With {classes_per_client} classes per client the smallest of {clients} clients would hold only "
-            f"{min(map(len, joined))} images, fewer than min_size {min_size}."
+            f"{min(map(len, joined))} images, fewer than min_size {min_size}"
         )
     return _sorted(joined)
 
@@ -283,21 +283,21 @@ def _sorted(parts: Sequence[Indices]) -> list[Indices]:
 
 def _check_room(samples: int, clients: int, min_size: int) -> None:
     if clients < 1:
-        raise FedLDError(f"A federation needs at least one client, not {clients}.")
+        raise FedLDError(f"A federation needs at least one client, not {clients}")
     if min_size < 1:
-        raise FedLDError(f"min_size must be at least 1, not {min_size}.")
+        raise FedLDError(f"min_size must be at least 1, not {min_size}")
     if clients > samples:
-        raise FedLDError(f"{clients} clients cannot share {samples} training images.")
+        raise FedLDError(f"{clients} clients cannot share {samples} training images")
     if clients * min_size > samples:
         raise FedLDError(
             f"{clients} clients with at least {min_size} images each need {clients * min_size} training "
-            f"images, but there are {samples}."
+            f"images, but there are {samples}"
         )
 
 
 def _check_alpha(alpha: float) -> None:
     if not (math.isfinite(alpha) and 1e-6 <= alpha <= 1e6):
-        raise FedLDError(f"alpha must be a positive number between 1e-6 and 1e6, not {alpha:g}.")
+        raise FedLDError(f"alpha must be a positive number between 1e-6 and 1e6, not {alpha:g}")
 
 
 def _published_lists(

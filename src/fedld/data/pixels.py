@@ -35,13 +35,13 @@ def to_uint8(array: NDArray[Any], what: str) -> Pixels:
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind not in "fiu":
-        raise FedLDError(f"{what} holds pixels of type {array.dtype}; use uint8, or floats in 0-1 or 0-255.")
+        raise FedLDError(f"{what} holds pixels of type {array.dtype}; use uint8, or floats in 0-1 or 0-255")
     low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
     if not np.isfinite([low, high]).all():
-        raise FedLDError(f"{what} holds non-finite pixels.")
+        raise FedLDError(f"{what} holds non-finite pixels")
     if low < 0 or high > 255:
         raise FedLDError(
-            f"{what} holds pixels from {low:g} to {high:g}; use uint8, or floats in 0-1 or 0-255."
+            f"{what} holds pixels from {low:g} to {high:g}; use uint8, or floats in 0-1 or 0-255"
         )
     scale = 255 if array.dtype.kind == "f" and high <= 1 else 1
     return np.floor(array * scale + 0.5).astype(np.uint8)
@@ -53,7 +53,7 @@ def with_channels(array: NDArray[Any], what: str) -> NDArray[Any]:
         array = array[..., None]
     if array.ndim != 4 or array.shape[-1] not in (1, 3, 4) or 0 in array.shape:
         raise FedLDError(
-            f"{what} has images of shape {array.shape}; use (N, H, W) or (N, H, W, C), C = 1, 3 or 4."
+            f"{what} has images of shape {array.shape}; use (N, H, W) or (N, H, W, C), C = 1, 3 or 4"
         )
     return array[..., :3] if array.shape[-1] == 4 else array
 
@@ -308,10 +308,10 @@ def decode(
 def describe_trouble(item: Listed, error: Exception) -> str:
     """Explain in one sentence why a file cannot be used."""
     if isinstance(error, FileNotFoundError):
-        return f"{item} is missing."
+        return f"{item} is missing"
     if isinstance(error, FedLDError):
-        return f"{item} is not usable: {str(error).rstrip('.')}."
-    return f"{item} is damaged: {' '.join(str(error).split()).rstrip('.')}."
+        return f"{item} is not usable: {error}"
+    return f"{item} is damaged: {' '.join(str(error).split()).rstrip('.')}"
 
 
 def _stamp(file: Path) -> tuple[int, int]:

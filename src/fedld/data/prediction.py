@@ -30,7 +30,7 @@ def read_rows(file: Path, features: Sequence[str]) -> tuple[list[str], NDArray[n
         FedLDError: a column is missing, or a cell has a text or category that the model does not know.
     """
     if not file.is_file():
-        raise FedLDError(f"There is no file {file}.")
+        raise FedLDError(f"There is no file {file}")
     columns = read_columns(file)
     made = [_feature(feature, features, columns, file) for feature in features]
     _check_levels(features, columns, file)

@@ -42,9 +42,9 @@ def open_table(spec: DataSpec, root: Path, progress: Progress | None = None) -> 
     """Read a CSV file into the cache, keyed by its content and by what its columns mean."""
     file = user_path(spec.dataset.removeprefix("csv:"))
     if not file.is_file():
-        raise FedLDError(f"There is no file {file}.")
+        raise FedLDError(f"There is no file {file}")
     if file.stat().st_size > LARGEST:
-        raise FedLDError(f"{file} has more than {LARGEST >> 20} MB.")
+        raise FedLDError(f"{file} has more than {LARGEST >> 20} MB")
     meaning = (spec.task, spec.target_column, spec.site_column, spec.split_column, spec.drop)
     key = fingerprint("csv", file_sha256(file), meaning)
     return cached(root, "csv", key, lambda folder: _build(folder, read_columns(file), file, spec))
@@ -149,10 +149,10 @@ def read_columns(file: Path) -> Columns:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FedLDError(f"{file} is no readable CSV file: {error}") from None
     if not head or not rows:
-        raise FedLDError(f"{file} has no rows under a head.")
+        raise FedLDError(f"{file} has no rows under a head")
     for name in head:
         if head.count(name) > 1:
-            raise FedLDError(f"{file} has two columns '{printable(name, 40)}'.")
+            raise FedLDError(f"{file} has two columns '{printable(name, 40)}'")
     for number, row in enumerate(rows, start=2):
         if len(row) != len(head):
             raise FedLDError(f"{file}, line {number}: {len(row)} cells under {len(head)} columns")
@@ -172,7 +172,7 @@ def _read_parquet(file: Path) -> Columns:
             f"{file} is no readable parquet file: {' '.join(str(error).split())[:200]}"
         ) from None
     if not frame.height or not frame.width:
-        raise FedLDError(f"{file} has no rows under a head.")
+        raise FedLDError(f"{file} has no rows under a head")
     for name, kind in frame.schema.items():
         if kind.is_nested() or kind in (polars.Object, polars.Binary):
             raise FedLDError(f"{file}: column '{name}' is of {kind}, and numbers or texts are needed")
@@ -215,7 +215,7 @@ def make_features(columns: Columns, file: Path) -> tuple[tuple[str, ...], NDArra
             names.append(f"{name} = {level}")
             made.append(np.array([float(cell == level) for cell in cells]))
     if not made:
-        raise FedLDError(f"{file} has no column left to learn from.")
+        raise FedLDError(f"{file} has no column left to learn from")
     return tuple(names), np.stack(made, 1).astype(np.float32)
 
 
@@ -299,7 +299,7 @@ def read_list(folder: Path) -> ImageList:
     """
     file = folder / IMAGES_CSV
     if file.stat().st_size > LARGEST:
-        raise FedLDError(f"{file} has more than {LARGEST >> 20} MB.")
+        raise FedLDError(f"{file} has more than {LARGEST >> 20} MB")
     columns = read_columns(file)
     for name in ("path", "label"):
         if name not in columns:
@@ -310,7 +310,7 @@ def read_list(folder: Path) -> ImageList:
         raise FedLDError(f"{file}, {trouble}")
     classes = sort_levels(labels)
     if len(classes) > MOST_CLASSES:
-        raise FedLDError(f"{file} has {len(classes)} different labels; {MOST_CLASSES} are the most.")
+        raise FedLDError(f"{file} has {len(classes)} different labels; {MOST_CLASSES} are the most")
     columns.pop("file", None)  # the path is what a record calls the file
     return ImageList(
         [Listed(folder / path, f"{IMAGES_CSV} line {line}") for line, path in enumerate(paths, start=2)],

@@ -59,20 +59,20 @@ class DataSpec:
     def __post_init__(self) -> None:
         check_task(self.task)
         if not 0 < self.test_fraction < 1:
-            raise FedLDError(f"test_fraction must lie between 0 and 1, not {self.test_fraction:g}.")
+            raise FedLDError(f"test_fraction must lie between 0 and 1, not {self.test_fraction:g}")
         if self.image_size is not None and not 8 <= self.image_size <= 4096:
-            raise FedLDError(f"image_size must lie between 8 and 4096 pixels, not {self.image_size}.")
+            raise FedLDError(f"image_size must lie between 8 and 4096 pixels, not {self.image_size}")
         if self.bits is not None and not 8 <= self.bits <= 16:
-            raise FedLDError(f"bits must lie between 8 and 16, not {self.bits}.")
+            raise FedLDError(f"bits must lie between 8 and 16, not {self.bits}")
         if not 0 <= self.shortcut <= 1:
-            raise FedLDError(f"shortcut must lie between 0 and 1, not {self.shortcut:g}.")
+            raise FedLDError(f"shortcut must lie between 0 and 1, not {self.shortcut:g}")
         if not (math.isfinite(self.feature_shift) and 0 <= self.feature_shift <= 2):
-            raise FedLDError(f"feature_shift must lie between 0 and 2, not {self.feature_shift:g}.")
+            raise FedLDError(f"feature_shift must lie between 0 and 2, not {self.feature_shift:g}")
         if not 1 <= self.samples <= 10_000_000:
-            raise FedLDError(f"samples must lie between 1 and 10000000, not {self.samples}.")
+            raise FedLDError(f"samples must lie between 1 and 10000000, not {self.samples}")
         if self.split is not None and self.partition not in ("auto", f"column:sslfl_split{self.split}"):
             raise FedLDError(
-                f"split {self.split} is a published client list and excludes partition '{self.partition}'."
+                f"split {self.split} is a published client list and excludes partition '{self.partition}'"
             )
 
     def notes(self, labels: NDArray[np.int64], name: str) -> tuple[str, ...]:

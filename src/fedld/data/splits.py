@@ -217,14 +217,14 @@ def take_fold(federation: "Federation", fold: int, folds: int, seed: int) -> "Fe
     count = len(everything) if patients is None else number_patients(patients).max() + 1
     if count < folds:
         what = "images" if patients is None else "patients"
-        raise FedLDError(f"{folds} folds need {folds} {what}, and '{federation.name}' has {count}.")
+        raise FedLDError(f"{folds} folds need {folds} {what}, and '{federation.name}' has {count}")
     number = np.zeros(len(federation.labels), np.int64)
     number[everything] = assign_folds(strata, folds, numpy_generator(seed, "folds"), patients)
     clients = []
     for client, positions in zip(federation.clients, rows, strict=True):
         train, test = positions[number[positions] != fold], positions[number[positions] == fold]
         if not len(train):
-            raise FedLDError(f"Fold {fold} of {folds} leaves '{client.name}' without training images.")
+            raise FedLDError(f"Fold {fold} of {folds} leaves '{client.name}' without training images")
         clients.append(Client(name=client.name, train=train, test=test))
     table = read_table(federation.folder)
     mean, std = table.statistics([client.train for client in clients])

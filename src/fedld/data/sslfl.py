@@ -109,7 +109,7 @@ def read_lists(home: Path, classes: int) -> list[LabelledFile]:
     for split in ("train", "test"):
         for fields, where in _lines(home / f"{split}.csv"):
             if fields[0] in listed:
-                raise FedLDError(f"{where} names {fields[0]}, which {listed[fields[0]][1]} already names.")
+                raise FedLDError(f"{where} names {fields[0]}, which {listed[fields[0]][1]} already names")
             listed[fields[0]] = split, where
     rows: list[LabelledFile] = []
     labels_by_file: dict[str, tuple[int, str]] = {}
@@ -117,14 +117,14 @@ def read_lists(home: Path, classes: int) -> list[LabelledFile]:
         label = _label(fields, classes, where)
         first, place = labels_by_file.setdefault(fields[0], (label, where))
         if first != label:
-            raise FedLDError(f"{where} gives {fields[0]} label {label}, {place} gives it {first}.")
+            raise FedLDError(f"{where} gives {fields[0]} label {label}, {place} gives it {first}")
         if fields[0] in listed:
             split, place = listed.pop(fields[0])
             file = home / split / fields[0]
             rows.append(LabelledFile(fields[0], label, split, Listed(file, place)))
     if listed:
         name, (_, where) = next(iter(listed.items()))
-        raise FedLDError(f"{where} names {name}, which has no label in {home / 'labels.csv'}.")
+        raise FedLDError(f"{where} names {name}, which has no label in {home / 'labels.csv'}")
     return rows
 
 
@@ -135,12 +135,12 @@ def read_clients(folder: Path, rows: list[LabelledFile]) -> Text:
     for file in sorted(folder.glob("*.csv")):
         lines = list(_lines(file))
         if not lines:
-            raise FedLDError(f"{file} lists no image, so client '{file.stem}' would be empty.")
+            raise FedLDError(f"{file} lists no image, so client '{file.stem}' would be empty")
         for fields, where in lines:
             if fields[0] not in position:
-                raise FedLDError(f"{where} names {fields[0]}, which is not in train.csv.")
+                raise FedLDError(f"{where} names {fields[0]}, which is not in train.csv")
             if clients[position[fields[0]]]:
-                raise FedLDError(f"{where} names {fields[0]}, which another client already has.")
+                raise FedLDError(f"{where} names {fields[0]}, which another client already has")
             clients[position[fields[0]]] = file.stem
     return np.array(clients)
 
@@ -148,11 +148,11 @@ def read_clients(folder: Path, rows: list[LabelledFile]) -> Text:
 def _home(layout: Published, spec: DataSpec) -> Path:
     """Find the dataset's folder: `data_root` itself, or a folder in it."""
     if spec.data_root is None:
-        raise FedLDError(f"Dataset '{spec.dataset}' needs data_root, the folder that holds {layout.name}/.")
+        raise FedLDError(f"Dataset '{spec.dataset}' needs data_root, the folder that holds {layout.name}/")
     root = user_path(spec.data_root).resolve()
     home = next((home for home in (root / layout.name, root) if (home / "labels.csv").is_file()), None)
     if home is None:
-        raise FedLDError(f"{root} does not hold {layout.name}/labels.csv.")
+        raise FedLDError(f"{root} does not hold {layout.name}/labels.csv")
     return home
 
 
@@ -167,19 +167,19 @@ def _lines(file: Path) -> Iterator[Line]:
                 if any(fields):
                     where = f"{file} line {reader.line_num}"
                     if Path(fields[0]).name != fields[0]:
-                        raise FedLDError(f"{where} names '{fields[0]}', which is not a plain file name.")
+                        raise FedLDError(f"{where} names '{fields[0]}', which is not a plain file name")
                     yield fields, where
     except FileNotFoundError as error:
-        raise FedLDError(f"There is no file {file}.") from error
+        raise FedLDError(f"There is no file {file}") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FedLDError(f"{file} is not a readable csv file: {error}.") from error
+        raise FedLDError(f"{file} is not a readable csv file: {error}") from error
 
 
 def _label(fields: list[str], classes: int, where: str) -> int:
     try:
         label = float(fields[1])
     except (IndexError, ValueError) as error:
-        raise FedLDError(f"{where} has no label.") from error
+        raise FedLDError(f"{where} has no label") from error
     if label not in range(classes):
-        raise FedLDError(f"{where} has label {fields[1]}, which is not one of 0 to {classes - 1}.")
+        raise FedLDError(f"{where} has label {fields[1]}, which is not one of 0 to {classes - 1}")
     return int(label)

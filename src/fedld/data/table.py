@@ -130,7 +130,7 @@ def file_sha256(file: Path) -> str:
             while block := stream.read(1 << 20):
                 digest.update(block)
     except OSError as error:
-        raise FedLDError(f"{file} cannot be read: {error.strerror}.") from None
+        raise FedLDError(f"{file} cannot be read: {error.strerror}") from None
     return digest.hexdigest()
 
 
@@ -145,7 +145,7 @@ def cached(root: Path, name: str, key: str, build: Build) -> Table:
             aside.rename(folder)
         except OSError as error:
             if not folder.exists():  # else: the other process was faster
-                raise FedLDError(f"The cache entry {folder} cannot be written: {error}.") from error
+                raise FedLDError(f"The cache entry {folder} cannot be written: {error}") from error
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     return read_table(folder)
@@ -203,7 +203,7 @@ def read_table(folder: Path) -> Table:
             **fields,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedLDError(f"The cache entry {folder} is damaged; delete it and run again.") from error
+        raise FedLDError(f"The cache entry {folder} is damaged; delete it and run again") from error
 
 
 def read_features(folder: Path) -> tuple[str, ...]:
