@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedld.config.experiment import SETTINGS, make_experiment
+from fedld.config.experiment import RENAMED, SETTINGS, make_experiment
 from fedld.config.page import settings_page
 from fedld.errors import FedLDError
 
@@ -66,3 +66,11 @@ def test_methods_are_listed_without_torch_the_second_time(tmp_path):
 def test_a_wrong_setting_is_one_sentence(settings, problem):
     with pytest.raises(FedLDError, match=problem):
         make_experiment(settings)
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_renamed_setting_keeps_its_old_name_with_a_warning(old, new):
+    assert old not in SETTINGS
+    with pytest.warns(FutureWarning, match=f"'{old}' is now called '{new}'"):
+        experiment = make_experiment({old: not SETTINGS[new].default})
+    assert getattr(experiment, new) is not SETTINGS[new].default

@@ -101,7 +101,7 @@ def run(folder, data, lost=None, secure="sum", grid=SecureGrid, kill=None, **set
     grid = grid(folder, data)
     grid.lost, grid.kill = lost or {}, kill
     out = folder / "run"
-    common = {"clients": 5, "rounds": 1, "min_clients": 3, "on_client_failure": "skip", "canary": False}
+    common = {"clients": 5, "rounds": 1, "min_clients": 3, "on_client_failure": "skip", "dry_run": False}
     common |= {"wait_for_clients": 0, "client_losses": False, "dataset": f"npz:{data}/test.npz", "lr": 0.05}
     common |= {"round_timeout": 1.5, "grace": 0.1} | ({"secure": secure} if secure else {})
     loop.run(make_experiment(common | settings), out, engine=FlowerEngine(grid, out))
@@ -117,7 +117,7 @@ def weights(out):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"method": "fedavg", "model": "resnet8", "canary": True},
+        {"method": "fedavg", "model": "resnet8", "dry_run": True},
         {"method": "scaffold", "rounds": 2},
         {"method": "fedld-drift", "rounds": 2, **MEAN},
         {"method": "ridge", **HEAD},

@@ -75,7 +75,7 @@ def model(run):
     return torch.cat([tensor.double().flatten() for _, tensor in sorted(arrays.items())])
 
 
-COMMON = {"clients": 5, "rounds": 1, "lr": 0.05, "client_losses": "false", "canary": "false", "grace": 15}
+COMMON = {"clients": 5, "rounds": 1, "lr": 0.05, "client_losses": "false", "dry_run": "false", "grace": 15}
 DRIFT = {"method": "fedld-drift", **MEAN}
 DRIFT_WORDS = ("--method", "fedld-drift", "--rule", "measured", "--set", "rule.rules=mean")
 DRIFT_WORDS = (*DRIFT_WORDS, "--set", "rule.vote=mean", "--set", "rule.samples=40")

@@ -28,7 +28,7 @@ TARGETS = {
     "survival-discrete": "time,event",
 }
 COMMON = {"rounds": 2, "seed": 3, "lr": 0.1, "batch_size": 8, "model": "linear"}
-FLOWER = {"clients": 3, "canary": False, "wait_for_clients": 0, "min_clients": "all"}
+FLOWER = {"clients": 3, "dry_run": False, "wait_for_clients": 0, "min_clients": "all"}
 
 
 def write(path, rows):
@@ -147,7 +147,7 @@ def test_survival_at_real_sites_gives_the_model_of_this_machine(consortium, tabl
             made.start_site(site, *own, data=tables / f"{site}.csv")
         settings = {"dataset": f"csv:{tables}/test.csv", "task": "survival", "target_column": target}
         settings |= {"site_column": "site", "split_column": "split", "data.drop": drop, "clients": 3}
-        settings |= COMMON | {"canary": "false"}
+        settings |= COMMON | {"dry_run": "false"}
         words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         submitted = made.submit("submitted", "survival", *words)
         assert submitted.wait(200) == 0, made.log("submitted")

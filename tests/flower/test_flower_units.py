@@ -62,7 +62,7 @@ def grid(make_grid, digits):
 
 def experiment(digits, **settings):
     common = {"clients": 3, "rounds": 1, "min_clients": 2, "on_client_failure": "skip", "wait_for_clients": 0}
-    return make_experiment(common | {"canary": False} | {"dataset": f"npz:{digits}/test.npz"} | settings)
+    return make_experiment(common | {"dry_run": False} | {"dataset": f"npz:{digits}/test.npz"} | settings)
 
 
 def go(grid, digits, tmp_path, **settings):
@@ -203,14 +203,14 @@ def test_the_canary_names_who_cannot_train_before_anything_is_spent(grid, digits
         return Message(pack(Answer(error="the disk is full")), reply_to=message)
 
     grid.spoil["beta"] = full
-    go(grid, digits, tmp_path, canary=True)
+    go(grid, digits, tmp_path, dry_run=True)
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines() if '"canary"' in line]
     assert {line["client"]: "why" in line for line in told} == {"alpha": False, "beta": True, "gamma": False}
     assert all(line["memory"] > 1e6 for line in told if "memory" in line)
     assert not list((tmp_path / "state").glob("*/*/states/*"))
     with pytest.raises(FedLDError, match=r"2 of 3 sites can train, 3 are needed \(beta: the disk is full\)"):
         loop.run(
-            experiment(digits, canary=True, min_clients="all"),
+            experiment(digits, dry_run=True, min_clients="all"),
             tmp_path / "other",
             engine=FlowerEngine(grid, tmp_path / "other"),
         )
@@ -218,7 +218,7 @@ def test_the_canary_names_who_cannot_train_before_anything_is_spent(grid, digits
 
 
 def test_a_resumed_run_rehearses_with_the_states_that_sites_kept(grid, digits, tmp_path):
-    settings = {"method": "scaffold", "momentum": 0.0, "rounds": 2, "canary": True}
+    settings = {"method": "scaffold", "momentum": 0.0, "rounds": 2, "dry_run": True}
     out = tmp_path / "run"
 
     def stop(event):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from fedld.config.experiment import SETTINGS, override, read_toml
+from fedld.config.experiment import RENAMED, SETTINGS, override, read_toml
 from fedld.config.settings import Setting
 
 PLAIN = (bool, int, float, Path, list[str])
@@ -35,6 +35,7 @@ def with_settings(*without: str, many: bool = False) -> Callable[[Callable[..., 
             assignments = [
                 f"{table}.{pair}" for table in TABLES for pair in command_arguments.pop(table) or []
             ]
+            command_arguments |= {old: arguments.pop(old) for old in RENAMED}
             chosen = {name: value for name, value in command_arguments.items() if value is not None}
             assignments += arguments.pop("set_") or []
             if many and arguments.get("methods"):
@@ -45,6 +46,7 @@ def with_settings(*without: str, many: bool = False) -> Callable[[Callable[..., 
 
         parameters = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
         options = [_option(SETTINGS[name]) for name in names]
+        options += [_option(SETTINGS[new], old) for old, new in RENAMED.items()]
         wrapper.__signature__ = inspect.Signature([*parameters, *_config(), *options])  # type: ignore[attr-defined]
         return wrapper
 
@@ -77,7 +79,8 @@ def _check_methods(assignments: list[str], methods: str) -> None:
     check_own_tables(tables, [name.rpartition("=")[2].strip() for name in methods.split(",")])
 
 
-def _option(setting: Setting) -> inspect.Parameter:
+def _option(setting: Setting, old: str | None = None) -> inspect.Parameter:
+    """Make the option of a setting, or the hidden one of its old name."""
     kinds = [
         setting.annotation,
         *(getattr(kind, "__origin__", kind) for kind in get_args(setting.annotation)),
@@ -87,10 +90,12 @@ def _option(setting: Setting) -> inspect.Parameter:
     if setting.name in TABLES:
         kind = list[str]
     names = [setting.option] if kind == list[str] else []  # the others are named after the parameter
-    option = typer.Option(*names, help=setting.help, rich_help_panel=setting.section.capitalize())
+    option = typer.Option(
+        *names, help=setting.help, rich_help_panel=setting.section.capitalize(), hidden=old is not None
+    )
     annotation = Annotated[kind | None, option]
     return inspect.Parameter(
-        setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+        old or setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
     )
 
 

@@ -4,6 +4,7 @@ Nothing here imports torch: what the names stand for is found in `fedld.config.r
 """
 
 import tomllib
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -310,7 +311,7 @@ class Experiment(BaseModel):
         None,
         "refuse updates longer than so many times the median; without it 10 under Flower, else none",
     )
-    canary: bool = setting("run", True, "two steps on a few images at every site before round 1 (Flower)")
+    dry_run: bool = setting("run", True, "two steps on a few images at every site before round 1 (Flower)")
     grace: NonNegative | None = setting(
         "run", None, "seconds to wait for the others once min_clients have replied (Flower)"
     )
@@ -403,6 +404,9 @@ SYNONYMS = {
 }
 """Names that other tools have for a setting."""
 
+RENAMED = {"canary": "dry_run"}
+"""Settings by their names of the version before, which still work."""
+
 
 def make_experiment(settings: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> Experiment:
     """Check settings; an unknown key or a bad value is one sentence.
@@ -417,6 +421,7 @@ def make_experiment(settings: Mapping[str, Any], own: Mapping[str, Any] | None =
     from fedld.config.own import name_values
     from fedld.config.resolve import check, meant_option
 
+    settings = _with_new_names(settings)
     for key in settings:
         if key not in SETTINGS:
             meant = SYNONYMS.get(key)
@@ -430,6 +435,21 @@ def make_experiment(settings: Mapping[str, Any], own: Mapping[str, Any] | None =
     experiment._own |= {**values, **(own or {})}
     check(experiment)
     return experiment
+
+
+def _with_new_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename settings of the version before, with a warning.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     print(_with_new_names({"canary": False}), len(caught))
+    {'dry_run': False} 1
+    """
+    for old, new in RENAMED.items():
+        if old in settings:
+            message = f"setting '{old}' is now called '{new}'; the old name works in this version only"
+            warnings.warn(message, FutureWarning, stacklevel=3)
+    return {RENAMED.get(key, key): value for key, value in settings.items()}
 
 
 def read_toml(path: Path) -> dict[str, Any]:

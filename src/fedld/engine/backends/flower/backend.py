@@ -82,7 +82,7 @@ class FlowerBackend:
         folder: Path,
     ) -> None:
         self.setup, self.sites, self.kept, self.ledger, self.tell = setup, sites, kept, ledger, tell
-        self.rehearsed = not setup.experiment.canary
+        self.rehearsed = not setup.experiment.dry_run
         test_images = {site.site: site.test for site in sites.fixed or ()}
         self.orders, self.here = Orders(setup, memory, run, test_images), InProcess(setup, memory)
         hidden = setup.transforms.sums_only is not None
