@@ -191,6 +191,33 @@ def test_a_bad_reply_is_refused_by_name_and_the_run_goes_on(grid, digits, tmp_pa
     assert excluded["gamma"] is None
 
 
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("before", "loss", -0.2),
+        ("before", "loss", 1e308),
+        ("before", "count", -7),
+        ("before", "count", 2**52),
+        ("after", "sums", {"correct": 500}),
+        ("after", "loss_squared", -1.0),
+        ("metrics", "steps", -5.0),
+        ("metrics", "steps", 0.5),
+        ("metrics", "train_loss", 1e3),
+    ],
+)
+def test_a_measurement_that_cannot_be_is_refused(grid, digits, tmp_path, part, key, value):
+    """The same lies in real processes are those of `test_a_lying_site_is_left_out_and_chooses_no_model`."""
+
+    def lie(answer):
+        (result,) = answer.results
+        return Answer(results=[result | {part: result[part] | {key: value}}] if part in result else [result])
+
+    grid.spoil["beta"] = changed(part=lie)
+    excluded = go(grid, digits, tmp_path)
+    assert excluded.pop("beta")
+    assert not any(excluded.values())
+
+
 def test_an_update_of_a_hundred_times_the_length_is_refused(grid, digits, tmp_path):
     grid.spoil["beta"] = changed(update=lambda u: 100 * u)
     excluded = go(grid, digits, tmp_path, **{"max_update_ratio": flower_defaults({})["max_update_ratio"]})
