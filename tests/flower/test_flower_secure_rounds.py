@@ -234,6 +234,40 @@ def test_a_sum_that_lacks_shares_is_never_opened(tmp_path, data):
         run(tmp_path / "two", data, lost={"omega": 1, "gamma": 1, "delta": 1}, min_clients=2)
 
 
+PRIVATE = {"dp": "epsilon=8,delta=1e-5,clip=1", "local_steps": 2, "rounds": 2}
+
+
+@pytest.mark.parametrize("secure", ["sum", "gram"])
+def test_sums_and_gram_matrices_of_private_updates(tmp_path, data, secure):
+    """Every site adds the whole of its noise; nothing but noisy updates enters the computation."""
+    pytest.importorskip("opacus")
+    method = {"method": "fedavg" if secure == "sum" else "consensus"}
+    out, _ = run(tmp_path, data, secure=secure, **PRIVATE, **method)
+    again, _ = run(tmp_path / "again", data, secure=secure, **PRIVATE, **method)
+    assert [line["clients"] for line in read_lines(out, ROUNDS)] == [5, 5]
+    assert all(line["train_loss"] is None for line in read_lines(out, ROUNDS))
+    assert (weights(out) - weights(again)).abs().min() > 0  # the seed does not tell the noise
+    for site in FIVE:
+        assert len((tmp_path / "state" / site / "privacy.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_site_with_a_spent_budget_is_left_out_where_enough_others_are_left(tmp_path, data):
+    pytest.importorskip("opacus")
+
+    class BoundedGrid(SecureGrid):
+        def __init__(self, folder, data):
+            super().__init__(folder, data)
+            (folder / "state/omega/policy.toml").write_text("epsilon = 6.0\nsmallest_count = 2")
+            self.nodes[5].node_config["policy"] = True
+
+    out, _ = run(tmp_path, data, grid=BoundedGrid, **PRIVATE)
+    first, second = read_lines(out, ROUNDS)
+    assert (first["clients"], second["clients"]) == (5, 4)
+    (line,) = [line for line in read_lines(out, CLIENTS) if "excluded" in line]
+    assert (line["client"], line["round"]) == ("omega", 2)
+    assert "the privacy budget of this site is epsilon 6" in line["excluded"]
+
+
 def test_an_opened_sum_is_read_again_by_a_resumed_run(tmp_path, data, monkeypatch):
     """A server that stops after the opening: no site would help to open this round twice."""
     whole, _ = run(tmp_path / "whole", data)

@@ -138,3 +138,24 @@ def test_consensus_runs_by_a_secure_gram_matrix_on_five_sites_of_which_two_are_k
     same_sketch(monkeypatch, five.folder / "runs" / "gram")
     assert (secure - plain_weights(method="consensus")).abs().max() < 1e-6
     assert (secure != 0).any()
+
+
+def test_a_private_run_of_secure_sums_ends_by_the_budget_of_one_site(five):
+    """The site's policy allows the first of two rounds; the operator reads which site refused, and why."""
+    pytest.importorskip("opacus")
+    file = five.folder / "state" / "beta" / "policy.toml"  # the copy that the site reads
+    file.write_text(file.read_text() + "epsilon = 6.0\n")
+    private = {"dp": '"epsilon=8,delta=1e-5,clip=1"', "local_steps": 1, "min_clients": 3}
+    settings = COMMON | private | {"clients": 3, "rounds": 2, "dataset": f"npz:{five.data}/test.npz"}
+    run = five.submit("private", "private", *settings_words(**settings), "--secure", "sum")
+    assert run.wait(300) == 2, five.log("private")
+    (line,) = five.records("private", "rounds.jsonl")
+    assert line["clients"] == 3
+    assert line["train_loss"] is None
+    told = five.log("private")
+    assert "beta: the privacy budget of this site is epsilon 6" in told
+    assert "round 1 is" in told  # and how to continue with it
+    assert list((five.folder / "runs" / "private" / "checkpoints").iterdir())
+    for site, rounds in (("alpha", 2), ("beta", 1), ("gamma", 2)):
+        ledger = (five.folder / "state" / site / "privacy.jsonl").read_text().splitlines()
+        assert len(ledger) == rounds
