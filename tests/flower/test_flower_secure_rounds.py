@@ -373,3 +373,49 @@ def test_sites_refuse_coefficients_that_do_not_follow_from_the_matrix(tmp_path, 
     reason = {"coefficients": "do not follow", "weights": "its own is another", "matrix": "signature"}[lie]
     with pytest.raises(FedLDError, match=f"was not opened.*{reason}"):
         run(tmp_path, data, secure="gram", grid=GramGrid, method="consensus")
+
+
+class ManySites(SecureGrid):
+    """Sites that take part with all five only."""
+
+    def __init__(self, folder, data):
+        super().__init__(folder, data)
+        for node, site in enumerate(FIVE, start=1):
+            policy = 'updates = "gram"\nmin_sites = 5\nsmallest_count = 2'
+            (folder / "state" / site / "policy.toml").write_text(policy)
+            self.nodes[node].node_config["policy"] = True
+
+
+def test_an_earlier_sum_does_not_go_on_with_a_later_coefficient(tmp_path, data, monkeypatch):
+    """A site refuses a second sum, over four sites, when it has computed its coefficient there already."""
+    opened, said, real = [], {}, secure_server.open_gram
+
+    def remembered(*args):
+        result = real(*args)
+        opened.append(result.opened)
+        return result
+
+    def two_sums(self, described, sites, published, opening):
+        request, four = self.request(sites, published=published), sites[:4]
+        context = described.context(request.attempt, self._keys(sites))
+        carrier = secure_server._Carrier(self, context)
+        carrier.begin(dict.fromkeys(sites, opening), request)
+        counts = np.array([self._weights[site] for site in four])
+        rule = secure_server.hidden_updates(self.setup.method, four).coefficients
+        c = rule(opened[0].among(range(4)).matrix, counts / counts.sum())
+        other = secure_server.PublishedCoefficients(
+            coefficients=c.tolist(), weights=[int(count) for count in counts]
+        )
+        carrier.begin(dict.fromkeys(four, opening), self.request(four, published=other))
+        said["second"] = dict(self._problems)
+        carrier.ask(2, dict.fromkeys(four, b"keys"))
+        said["first"] = dict(self._problems)
+        raise FedLDError("no further")
+
+    monkeypatch.setattr(secure_server, "open_gram", remembered)
+    monkeypatch.setattr(secure_server.SecureServer, "_sum_of_all", two_sums)
+    with pytest.raises(FedLDError, match="no further"):
+        run(tmp_path, data, secure="gram", grid=ManySites, method="consensus")
+    for site in FIVE[:4]:
+        assert "at least 5 sites, not 4" in said["second"][site]
+        assert "it is in another secure computation" in said["first"][site]

@@ -145,8 +145,9 @@ def test_a_private_run_of_secure_sums_ends_by_the_budget_of_one_site(five):
     pytest.importorskip("opacus")
     file = five.folder / "state" / "beta" / "policy.toml"  # the copy that the site reads
     file.write_text(file.read_text() + "epsilon = 6.0\n")
-    private = {"dp": '"epsilon=8,delta=1e-5,clip=1"', "local_steps": 1, "min_clients": 3}
-    settings = COMMON | private | {"clients": 3, "rounds": 2, "dataset": f"npz:{five.data}/test.npz"}
+    private = {"dp": '"epsilon=8,delta=1e-5,clip=1"', "local_steps": 1}
+    quorum = {"min_clients": 3, "wait_for_clients": 15}
+    settings = COMMON | private | quorum | {"clients": 3, "rounds": 2, "dataset": f"npz:{five.data}/test.npz"}
     run = five.submit("private", "private", *settings_words(**settings), "--secure", "sum")
     assert run.wait(300) == 2, five.log("private")
     (line,) = five.records("private", "rounds.jsonl")
