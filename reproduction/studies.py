@@ -352,8 +352,7 @@ PARTS: dict[str, list[Study]] = {
     ],
     # The same blocks from a closed start with centred steps. Two minutes of a core for each run.
     "last4_centred": [
-        head_study("covid", "last4-centred", "scaffold", *CENTRED, "--seeds", "0,1,2,3,4"),
-        head_study("covid", "last4-centred-fedavg", "fedavg,scaffold", *CENTRED, "--seeds", "2,3,4"),
+        head_study("covid", "last4-centred", "fedavg,scaffold", *CENTRED, "--seeds", "0,1,2,3,4"),
     ],
     # Two hundred rounds, as in the paper and at its rate. 40 seconds of a core for each run.
     "long_heads": [
