@@ -299,13 +299,22 @@ class FlowerBackend:
             failed = [site for k, site in training.items() if isinstance(request.found[k, site], Failure)]
             back = [site for site in failed if site in self.sites.present]
             if back:
+                said = {key: one for key, one in request.found.items() if _site_said(one)}
                 self._ask(request, back, min(request.limit, max(1.0, end - time.monotonic())))
+                # A site's own reason is better than that it did not answer again in time.
+                silent = {key for key, one in request.found.items() if isinstance(one, Failure)}
+                request.found.update({key: one for key, one in said.items() if key in silent})
 
 
 def _training(jobs: Sequence[Job]) -> dict[int, str]:
     """Clients that train or prepare to, by their job's place."""
     work = PrepareJob | TrainJob
     return {k: job.incoming.client for k, job in enumerate(jobs) if isinstance(job, work)}
+
+
+def _site_said(result: Any) -> bool:
+    """Whether a result is a failure in a site's own words."""
+    return isinstance(result, Failure) and result.reason == "failed"
 
 
 def _jobs(request: _Request, site: str) -> list[ClientJob]:
