@@ -104,7 +104,7 @@ def run(
             if isinstance(engine, str):
                 _simulate(experiment, path, watch, callbacks, resume=resume)
             elif resume:
-                run_cell(Cell(label, experiment, path, engine), watch, callbacks)
+                run_cell(Cell(label=label, experiment=experiment, path=path, engine=engine), watch, callbacks)
             else:
                 loop.run(experiment, path, progress=watch, callbacks=callbacks, engine=engine)
     return Result(path, label, experiment, owned)

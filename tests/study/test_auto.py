@@ -68,7 +68,7 @@ def test_the_winner_is_trained_on_everything_and_the_test_set_is_read_at_the_end
 def test_what_is_not_surely_better_than_fedavg_is_not_chosen(two, tmp_path):
     result = fedld.auto({**TINY, "partition": "iid"}, minutes=60, jobs=0, out=tmp_path)
     assert result.chosen == "fedavg, lr 0.01"
-    assert result.reason.startswith("nothing is surely better than fedavg, lr 0.01")
+    assert result.reason.startswith("no method is significantly better than fedavg, lr 0.01")
     assert result.measures["accuracy"] is not None
 
 
@@ -76,7 +76,9 @@ def test_too_few_minutes_are_refused_with_the_least_that_is_needed(two, tmp_path
     monkeypatch.setattr(
         module._Search,
         "_tried",
-        lambda self, chosen, rounds: {chosen[0].label: AutoTrial("x", 1, {}, 60.0, 1.0)},
+        lambda self, chosen, rounds: {
+            chosen[0].label: AutoTrial(label="x", rounds=1, scores={}, seconds=60.0, megabytes=1.0)
+        },
     )
     with pytest.raises(
         FedLDError, match=r"1 minutes are too few .* 2 candidates: at least \d+\.?\d* are needed"
@@ -95,23 +97,32 @@ def test_what_it_cannot_do_is_a_sentence(tmp_path):
 
 
 def test_a_failed_trial_counts_for_nothing():
-    assert AutoTrial("x", 1, {0: 0.9, 1: None}, 1.0, 1.0).mean == -math.inf
+    assert (
+        AutoTrial(label="x", rounds=1, scores={0: 0.9, 1: None}, seconds=1.0, megabytes=1.0).mean == -math.inf
+    )
 
 
 def test_a_run_ends_before_the_round_that_its_time_does_not_allow(tmp_path, monkeypatch):
     experiment = make_experiment({**TINY, "train": "all", "method": "fedavg", "rounds": 5, "workers": 0})
     clock = iter([0.0, 0.0, *[0.0, 1e9] * 9])
     monkeypatch.setattr(grid.time, "time", lambda: next(clock))
-    why = attempt(Cell("fedavg", experiment, tmp_path / "run", until=1e6), lambda event: None)
+    why = attempt(
+        Cell(label="fedavg", experiment=experiment, path=tmp_path / "run", until=1e6), lambda event: None
+    )
     assert why == "its time was over after round 2 of 5"
     assert not (tmp_path / "run" / "summary.json").exists()
     monkeypatch.undo()
-    assert run_cell(Cell("fedavg", experiment, tmp_path / "run"), lambda event: None)["rounds"] == 5
+    assert (
+        run_cell(Cell(label="fedavg", experiment=experiment, path=tmp_path / "run"), lambda event: None)[
+            "rounds"
+        ]
+        == 5
+    )
 
 
 def test_nothing_is_begun_when_the_time_is_over(tmp_path):
     experiment = make_experiment({**TINY, "method": "fedavg", "workers": 0})
-    cell = Cell("fedavg", experiment, tmp_path / "run", until=time.time() - 1)
+    cell = Cell(label="fedavg", experiment=experiment, path=tmp_path / "run", until=time.time() - 1)
     assert attempt(cell, lambda event: None) == "no time was left for it"
     assert not (tmp_path / "run").exists()
 
@@ -125,7 +136,9 @@ def test_minutes_that_end_with_the_first_trial_are_refused_and_more_of_them_go_o
 
 def test_a_final_training_takes_the_rounds_that_there_is_time_for(two, tmp_path, monkeypatch):
     search = module._Search({**TINY, "rounds": 20}, tmp_path, 1.0, None, 0, lambda event: None)
-    search.trials = [AutoTrial("fedavg, lr 0.01", 5, {0: 0.5}, 25.0, 1.0)]
+    search.trials = [
+        AutoTrial(label="fedavg, lr 0.01", rounds=5, scores={0: 0.5}, seconds=25.0, megabytes=1.0)
+    ]
     chosen = next(c for c in search.candidates if c.method == "fedavg")
     assert 7 <= search._fitting(chosen, 20) <= 9  # 55 s, 6 s a round
     monkeypatch.setattr(search, "end", time.time() - 1)

@@ -128,7 +128,14 @@ def test_a_study_whose_runs_all_fail_is_an_error(tmp_path, capsys, monkeypatch):
 def cells(seeds, **seconds):
     """Runs of methods with several seeds, in the order of a study, and how long each takes."""
     return [
-        (Cell(label, make_experiment({"seed": seed, "rounds": 4}), Path(f"{label}-{seed}")), duration)
+        (
+            Cell(
+                label=label,
+                experiment=make_experiment({"seed": seed, "rounds": 4}),
+                path=Path(f"{label}-{seed}"),
+            ),
+            duration,
+        )
         for seed in range(seeds)
         for label, duration in seconds.items()
     ]

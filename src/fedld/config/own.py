@@ -195,7 +195,7 @@ def check_portable(own: Own) -> None:
 
 
 def _shown_name(value: Any) -> str:
-    """Where a value is defined, or the names of several values."""
+    """Name where a value is defined; several values by a list of names."""
     return ", ".join(value) if isinstance(value, Mapping) else name_of(getattr(value, "function", value))
 
 

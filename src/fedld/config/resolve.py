@@ -38,7 +38,7 @@ def check(experiment: Experiment) -> None:
 
 
 def make_method(experiment: Experiment) -> Method:
-    """The method, with the experiment's objective and rule around it where they are set."""
+    """Make the method, with the experiment's objective and rule around it where they are set."""
     name, options = _split(experiment.method)
     own_values = experiment.own
     method = configure(own_values.get("method") or METHODS.find(name), options, f"method {name}")
@@ -62,7 +62,7 @@ def make_method(experiment: Experiment) -> Method:
 
 
 def make_task(experiment: Experiment) -> Task:
-    """What is learned and how it is judged: the named task, or that of a federation of the user's."""
+    """Make the task: the named one, or that of a federation of the user's."""
     task: Task | None = experiment.own.get("task")
     if task is not None:
         return task
@@ -83,7 +83,7 @@ def fit_task(task: Task, federation: Federation) -> Task:
 
 
 def make_metrics(experiment: Experiment) -> dict[str, Metric]:
-    """The measures beside the built-in ones, by name."""
+    """Collect the measures beside the built-in ones, by name."""
     own_metrics = experiment.own.get("metrics", {})
     short = {name: name.rpartition(":")[2].rpartition(".")[2] for name in experiment.metrics}
     built_in = {measure.name for measure in make_task(experiment).measures}
@@ -96,20 +96,20 @@ def make_metrics(experiment: Experiment) -> dict[str, Metric]:
 
 
 def make_measures(experiment: Experiment) -> dict[str, Measure]:
-    """All measures of an experiment by name: those of its task, then the user's."""
+    """Collect all measures of an experiment by name: those of its task, then the user's."""
     further = further_measures(make_metrics(experiment))
     return {measure.name: measure for measure in make_task(experiment).measures} | further
 
 
 def make_transforms(experiment: Experiment) -> Chain:
-    """What happens to updates on their way to the server."""
+    """Make the transforms of updates on their way to the server."""
     own_transforms = experiment.own.get("transform", {})
     named = [own_transforms.get(name) or make_transform(name) for name in experiment.transform]
     return Chain([*named, *_secure(experiment)])
 
 
 def _secure(experiment: Experiment) -> list[UpdateTransform]:
-    """The secure computation, where it is asked for: loaded then, because it needs the extra `secure`."""
+    """Load the secure computation where it is set: it needs the extra `secure`."""
     if experiment.secure is None:
         return []
     try:
@@ -120,7 +120,7 @@ def _secure(experiment: Experiment) -> list[UpdateTransform]:
 
 
 def make_privacy(experiment: Experiment) -> PrivacyTarget | None:
-    """What `dp` asks for; None where it is empty."""
+    """Make the privacy parameters of `dp`; None where it is empty."""
     if not experiment.dp:
         return None
     pairs = [part.partition("=") for part in experiment.dp.split(",")]
@@ -134,7 +134,7 @@ def make_privacy(experiment: Experiment) -> PrivacyTarget | None:
 
 
 def make_federation(experiment: Experiment) -> Federation:
-    """The clients' data and the test set: the user's own, or the dataset divided among clients.
+    """Make the clients' data and the test set: the user's own, or a dataset divided among clients.
 
     With `folds` one of them is the test set. With `hold_out` a part of the clients' training images is the
     test set; with `validation` a part is set aside.
@@ -172,7 +172,7 @@ def with_outputs(federation: Federation, task: Task) -> Federation:
 
 
 def describe_objective(objective: Objective, **changes: Any) -> PartSettings:
-    """The table that makes an objective, some of its options changed.
+    """Describe an objective as a table, with some of its options changed.
 
     >>> describe_objective(OBJECTIVES["marg-log"], lam=0.5)
     {'name': 'marg-log', 'lam': 0.5}
@@ -182,7 +182,7 @@ def describe_objective(objective: Objective, **changes: Any) -> PartSettings:
 
 
 def make_data_spec(experiment: Experiment) -> DataSpec:
-    """Where the data comes from and how it is dealt to clients."""
+    """Make the specification of the data and of its division among clients."""
     spec = configure(DataSpec(), _data_options(experiment), "data")
     own_function = experiment.own.get("partition")
     return spec if own_function is None else replace(spec, partition=own_function)
@@ -201,7 +201,7 @@ def _data_options(experiment: Experiment) -> dict[str, Any]:
 
 
 def make_training(experiment: Experiment) -> Training:
-    """How every client trains, at the full learning rate."""
+    """Make the parameters of local training, at the full learning rate."""
     return Training(
         epochs=experiment.local_epochs,
         batch_size=experiment.batch_size,
@@ -217,7 +217,7 @@ def make_training(experiment: Experiment) -> Training:
 
 
 def make_augmentation(experiment: Experiment) -> Augmentation | OwnAugmentation | None:
-    """The random changes to training images: a named set in its strength, or the user's own."""
+    """Make the random changes to training images: a named set in its strength, or the user's own."""
     own_augmentation: OwnAugmentation | None = experiment.own.get("augment")
     if own_augmentation is not None:
         if experiment.augment_strength != 1:
@@ -229,7 +229,7 @@ def make_augmentation(experiment: Experiment) -> Augmentation | OwnAugmentation 
 
 
 def make_schedule(experiment: Experiment) -> Schedule:
-    """The learning rate over the rounds: a named schedule, or the user's function of the round."""
+    """Make the learning rate over the rounds: a named schedule, or the user's function of the round."""
     own_schedule = experiment.own.get("lr_schedule")
     kind: ScheduleKind = "own" if own_schedule else SCHEDULES.find(experiment.lr_schedule)
     return Schedule(
@@ -243,7 +243,7 @@ def make_schedule(experiment: Experiment) -> Schedule:
 
 
 def make_optimiser(experiment: Experiment) -> OptimiserSettings:
-    """What the clients' optimisers have in common."""
+    """Make the parameters that all clients' optimisers share."""
     return OptimiserSettings(
         kind=experiment.optimiser,
         beta1=experiment.beta1,

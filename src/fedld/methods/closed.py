@@ -82,30 +82,30 @@ class SumsMethod(Method):
         return True
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
-        """No client's sums are known."""
+        """Store that no client's sums are known."""
         return Server(weights, {"counted": torch.zeros(len(sizes))})
 
     def personal(self, server: Server, row: int) -> Tree:
-        """Whether the server has the client's sums."""
+        """Send whether the server has the client's sums."""
         return {"counted": server.extra["counted"][row]}
 
     def prepare(self, client: LocalClient) -> Tree:
-        """The client's sums, unless the server has them."""
+        """Compute the client's sums, unless the server has them."""
         if client.message.get("counted", torch.zeros(())).item():
             return {}
         return self.sums(client)
 
     def sums(self, client: LocalClient) -> Tree:
-        """The sums that this method needs."""
+        """Compute the sums that this method needs."""
         return client_sums(client, dtype=getattr(torch, self.precision))
 
     def prepared_lengths(self, message: Tree) -> dict[str, float]:
-        """The mean length of the head's inputs."""
+        """Measure the mean length of the head's inputs."""
         length = mean_length(message)
         return {} if length is None else {"mean of inputs": length}
 
     def message_problem(self, message: Tree, samples: int) -> str | None:
-        """Sums that no samples have, negative errors and losses."""
+        """Refuse sums that no samples have, negative errors and losses."""
         negative = [key for key in ("errors", "losses") if key in message and bool((message[key] < 0).any())]
         if negative:
             return f"its {negative[0]} are negative"
@@ -151,7 +151,7 @@ class ClosedForm(SumsMethod):
                 raise FedLDError(f"{option} is a positive number, or 0 to have it chosen")
 
     def adapt(self, model: nn.Module) -> nn.Module:
-        """The network with its random units, if it is to have any."""
+        """Add random units to the network, if it is to have any."""
         units = random_units(self.features)
         return randomise_head(as_model(model), units) if units else model
 
@@ -203,7 +203,7 @@ class ClosedForm(SumsMethod):
         return Server(weights, extra), replace(combined, update=step)
 
     def choices(self, server: Server) -> dict[str, float]:
-        """Regularisation and temperature."""
+        """Choose regularisation and temperature."""
         if "chosen" not in server.extra:
             return {}
         lam, temperature = server.extra["chosen"].tolist()
@@ -215,7 +215,7 @@ class ClosedForm(SumsMethod):
         return codes_for(self.objective)
 
     def problem(self, sums: Tree) -> LinearProblem:
-        """What the sums say."""
+        """Set up the linear problem of the sums."""
         return LinearProblem.of(sums)
 
     def candidates(self, problem: LinearProblem) -> Tensor:
@@ -233,7 +233,7 @@ class ClosedForm(SumsMethod):
     def choose(
         self, problem: LinearProblem, plan: Tree, errors: Tensor, losses: Tensor
     ) -> tuple[float, float]:
-        """Regularisation of the least error, and for it the temperature of the least loss.
+        """Choose the regularisation of the least error, and for it the temperature of the least loss.
 
         With a plan only of the regularisations that are nearly the best by the sums.
         """
@@ -273,15 +273,15 @@ class ClosedForm(SumsMethod):
         raise NotImplementedError
 
     def leave_one_out(self, plan: Tree, z: Tensor, labels: Tensor, k: int) -> Tensor:
-        """Logits (N, C) of images in the plan's basis by candidate k, fitted without the image itself."""
+        """Compute logits (N, C) of images by candidate k, fitted without the image itself."""
         raise NotImplementedError
 
     def error(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """What a candidate is chosen by, for every image."""
+        """Compute the error of every image by which a candidate is chosen."""
         raise NotImplementedError
 
     def solve(self, problem: LinearProblem, lam: float) -> tuple[Tensor, Tensor]:
-        """Weight (D, C) and bias (C,) for standardised inputs."""
+        """Compute weight (D, C) and bias (C,) for standardised inputs."""
         raise NotImplementedError
 
 

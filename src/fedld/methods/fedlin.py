@@ -31,7 +31,7 @@ class FedLin(Method):
     card: ClassVar[Card] = Card("FedLin", "Mitra et al. 2021", communication="a model each way (g)")
 
     def broadcast(self, server: Server) -> Tree:
-        """The mean gradient of the round."""
+        """Send the mean gradient of the round."""
         return server.extra
 
     @property
@@ -40,19 +40,19 @@ class FedLin(Method):
         return True
 
     def prepare(self, client: LocalClient) -> Tree:
-        """Gradient of the client's loss at the incoming model."""
+        """Compute the gradient of the client's loss at the incoming model."""
         return {"gradient": self.full_gradient(client)}
 
     def prepared_lengths(self, message: Tree) -> dict[str, float]:
-        """The length of the gradient."""
+        """Measure the length of the gradient."""
         return {"gradient": float(torch.linalg.vector_norm(message["gradient"], dtype=torch.float64))}
 
     def gather(self, server: Server, messages: Messages) -> Server:
-        """Mean of the clients' gradients."""
+        """Average the clients' gradients."""
         return replace(server, extra={"g": messages.mean("gradient")})
 
     def client_update(self, client: LocalClient) -> Reply:
-        """SGD corrected by g - g_i."""
+        """Train with the correction g - g_i."""
         shift = client.message["g"] - self.full_gradient(client)
 
         def correct(weights: Tensor, gradient: Tensor) -> None:
@@ -62,11 +62,11 @@ class FedLin(Method):
         return client.reply()
 
     def server_update(self, server: Server, replies: Replies) -> tuple[Server, Aggregate]:
-        """FedAvg's step; the next round has gradients of its own."""
+        """Step as FedAvg; the next round has gradients of its own."""
         return super().server_update(replace(server, extra={}), replies)
 
     def full_gradient(self, client: LocalClient) -> Tensor:
-        """Gradient of the mean loss over all samples at the weights as they are, in eval mode."""
+        """Compute the gradient of the mean loss over all samples at the weights as they are, in eval mode."""
         client.model.eval()
         total = torch.zeros_like(client.weights)
         for images, labels in client.samples.in_order(BATCH):

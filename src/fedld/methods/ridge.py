@@ -27,18 +27,18 @@ class Ridge(ClosedForm):
     )
 
     def sums(self, client: LocalClient) -> Tree:
-        """X'X, for balanced classes one for each of them, and X'Y."""
+        """Compute X'X, for balanced classes one for each of them, and X'Y."""
         dtype = getattr(torch, self.precision)
         if not self.codes.classes and self.balanced:
             raise FedLDError(f"balanced is for classes, and {self.codes.task.name} has none")
         return client_sums(client, self.codes, by_class=self.balanced, dtype=dtype)
 
     def problem(self, sums: Tree) -> LinearProblem:
-        """What the sums say, weighted by class where asked."""
+        """Set up the linear problem, weighted by class where asked."""
         return LinearProblem.of(sums, balanced=self.balanced)
 
     def plan(self, problem: LinearProblem, candidates: Tensor) -> Tree:
-        """A basis in which (A + lam I)^-1 is diagonal for all candidates; for a single one, the identity."""
+        """Compute a basis in which (A + lam I)^-1 is diagonal for all candidates."""
         if len(candidates) > 1:
             values, vectors = torch.linalg.eigh(problem.scatter)
         else:
@@ -73,10 +73,10 @@ class Ridge(ClosedForm):
         return truth - (truth - fitted) / (1 - leverage).clamp_min(1e-6)[:, None]
 
     def error(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Squared error."""
+        """Compute the squared error."""
         return (self.codes.of(labels, logits.shape[1]) - logits).square().sum(1)
 
     def solve(self, problem: LinearProblem, lam: float) -> tuple[Tensor, Tensor]:
-        """(A + lam I)^-1 B, and the shares of the classes."""
+        """Solve (A + lam I)^-1 B, with the shares of the classes."""
         damped = problem.scatter + lam * torch.eye(len(problem.mean)).to(problem.scatter)
         return cholesky_solve(damped, problem.targets), problem.counts / problem.n

@@ -52,7 +52,7 @@ class Scaffold(Method):
             raise FedLDError(f"beta, the server's momentum, is at least 0 and below 1, not {self.beta:g}")
 
     def init(self, weights: Tensor, layout: Layout, sizes: Sequence[int]) -> Server:
-        """Control variate c = 0, and the weight of every client in it."""
+        """Store the control variate c = 0, and the weight of every client in it."""
         c = torch.zeros_like(weights[: layout.trainable])
         extra = {"c": c, "p": shares(sizes, self.client_weights).to(c.dtype)}
         if self.beta:
@@ -60,11 +60,11 @@ class Scaffold(Method):
         return Server(weights, extra)
 
     def broadcast(self, server: Server) -> Tree:
-        """The server's control variate."""
+        """Send the server's control variate."""
         return {"c": server.extra["c"]}
 
     def client_update(self, client: LocalClient) -> Reply:
-        """SGD corrected by c - c_i; the new c_i stays here, its change goes to the server."""
+        """Train with the correction c - c_i; the new c_i stays here, its change goes to the server."""
         c = client.message["c"]
         if self.first == "gradient" and "c_i" not in client.state:
             return self._first_update(client)
@@ -80,7 +80,7 @@ class Scaffold(Method):
         return client.reply(message={"change": new - c_i}, state={"c_i": new})
 
     def _first_update(self, client: LocalClient) -> Reply:
-        """One step along the mean gradient of an epoch at the incoming weights."""
+        """Step along the mean gradient of an epoch at the incoming weights."""
         total = torch.zeros_like(client.weights)
 
         def gather(weights: Tensor, gradient: Tensor) -> None:

@@ -55,7 +55,7 @@ class Candidate:
     settings: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AutoTrial:
     """A candidate's run on held-out images: its score by seed, None where it failed, and its cost."""
 
@@ -68,11 +68,11 @@ class AutoTrial:
     @property
     def mean(self) -> float:
         """Mean score over seeds; minus infinity where a run failed."""
-        found = [score for score in self.scores.values() if score is not None]
-        return fmean(found) if found and len(found) == len(self.scores) else -math.inf
+        scores = [score for score in self.scores.values() if score is not None]
+        return fmean(scores) if scores and len(scores) == len(self.scores) else -math.inf
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AutoResult:
     """What was tried and what came of it."""
 
@@ -119,11 +119,11 @@ def candidates(settings: Mapping[str, Any]) -> list[Candidate]:
     """Give what is tried: closed form where the trunk is frozen, and every trained method at some rates."""
     experiment = make_experiment({**settings, "method": BASELINE})
     frozen = experiment.train == "head" and experiment.head == "linear" and experiment.augment == "none"
-    found = [Candidate(name, name, {"method": name}) for name in CLOSED if frozen]
+    tried = [Candidate(name, name, {"method": name}) for name in CLOSED if frozen]
     for name in TRAINED:
         for rate in (settings["lr"],) if "lr" in settings else RATES:
-            found.append(Candidate(f"{name}, lr {rate:g}", name, {"method": name, "lr": rate}))
-    return found
+            tried.append(Candidate(f"{name}, lr {rate:g}", name, {"method": name, "lr": rate}))
+    return tried
 
 
 def auto(
@@ -159,7 +159,7 @@ def auto(
         raise FedLDError(f"minutes is the time to spend, above 0, not {minutes!r:.80}")
     if (out / "trials").exists() and not resume:
         raise FedLDError(f"'{out}' already holds a search: choose another --out, or finish it with --resume")
-    return _Search(dict(settings), out, minutes, primary, jobs, progress).go()
+    return _Search(dict(settings), out, minutes, primary, jobs=jobs, progress=progress).go()
 
 
 class _Search:
@@ -211,25 +211,26 @@ class _Search:
     def _decide(self, best: Candidate, base: Candidate, scores: Mapping[str, AutoTrial]) -> AutoResult:
         """Train both on all rounds with several seeds, and choose."""
         pair, rounds = [best, base], self.experiment.rounds
-        one = self._expected(pair, scores, rounds, 1)
+        seconds_per_seed = self._expected(pair, scores, rounds, 1)
         final = self._expected([base], scores, rounds, 1) * self.jobs
-        seeds = int(max(LEAST_SEEDS, min(MOST_SEEDS, (self._left() - final) // max(one, 1e-9))))
-        found = self._tried(pair, rounds, seeds, keep=final / max(self.jobs, 1))
-        ours, theirs = (list(found[c.label].scores.values()) for c in pair)
-        known = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
-        if len(known) < 2 and self._over(final / max(self.jobs, 1)):
+        seeds = int(max(LEAST_SEEDS, min(MOST_SEEDS, (self._left() - final) // max(seconds_per_seed, 1e-9))))
+        trials = self._tried(pair, rounds, seeds, keep=final / max(self.jobs, 1))
+        ours, theirs = (list(trials[c.label].scores.values()) for c in pair)
+        pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
+        if len(pairs) < 2 and self._over(final / max(self.jobs, 1)):
             why = f"no time was left to compare {best.label} with {base.label}, so {base.label} is used"
             return self._train(base, None, why)
-        if len(known) < 2:
+        if len(pairs) < 2:
             return self._train(base, None, f"{best.label} failed with all rounds, so {base.label} is used")
         sign = -1.0 if self.measure.better == "less" else 1.0
-        difference = paired_difference([sign * a for a, _ in known], [sign * b for _, b in known])
+        difference = paired_difference([sign * a for a, _ in pairs], [sign * b for _, b in pairs])
         low, high = difference.interval or (-math.inf, math.inf)
-        between = f"[95 %: {low:+.4f} to {high:+.4f}], {len(known)} seeds"
-        said = f"{self.measure.name} {difference.mean:+.4f} {between}"
+        between = f"[95 %: {low:+.4f} to {high:+.4f}], {len(pairs)} seeds"
+        result = f"{self.measure.name} {difference.mean:+.4f} {between}"
         if low > 0:
-            return self._train(best, difference, f"{best.label} is better than {base.label}: {said}")
-        why = f"nothing is surely better than {base.label}; the best other one is {best.label}: {said}"
+            return self._train(best, difference, f"{best.label} is better than {base.label}: {result}")
+        best_other = f"the best other one is {best.label}: {result}"
+        why = f"no method is significantly better than {base.label}; {best_other}"
         return self._train(base, difference, why)
 
     def _train(self, chosen: Candidate, difference: PairedDifference | None, reason: str) -> AutoResult:
@@ -238,10 +239,14 @@ class _Search:
         fitting = self._fitting(chosen, rounds)
         if fitting < rounds:
             reason += f"; the time allowed {fitting} of {rounds} rounds for the final model"
-        asked = {"rounds": fitting, "eval_every": fitting}
-        experiment = make_experiment({**self.settings, **chosen.settings, **asked})
+        lengths = {"rounds": fitting, "eval_every": fitting}
+        experiment = make_experiment({**self.settings, **chosen.settings, **lengths})
         deadline = Deadline(self.end, ends=True)
-        run_cell(Cell(chosen.label, experiment, self.out / "final"), self.progress, [deadline])
+        run_cell(
+            Cell(label=chosen.label, experiment=experiment, path=self.out / "final"),
+            self.progress,
+            [deadline],
+        )
         run = read_run(self.out / "final")
         if (done := len(run.rounds.lines)) < fitting:
             reason += f"; stopped after round {done}, as the time was over: the test set was not read"
@@ -286,13 +291,13 @@ class _Search:
         except FedLDError:  # all failed
             if not self._over(keep) and time.time() < until:
                 raise
-        found = {}
+        trials = {}
         for candidate in chosen:
-            own = {seed: cells[candidate.label, seed] for seed in range(seeds)}
-            found[candidate.label] = self._trial(candidate.label, rounds, own)
-        told = {(trial.label, trial.rounds): trial for trial in [*self.trials, *found.values()]}
-        self.trials = list(told.values())
-        return found
+            by_seed = {seed: cells[candidate.label, seed] for seed in range(seeds)}
+            trials[candidate.label] = self._trial(candidate.label, rounds, by_seed)
+        latest = {(trial.label, trial.rounds): trial for trial in [*self.trials, *trials.values()]}
+        self.trials = list(latest.values())
+        return trials
 
     def _finished(self, trials: Mapping[str, AutoTrial]) -> dict[str, AutoTrial]:
         return {label: trial for label, trial in trials.items() if not math.isinf(trial.mean)}
@@ -303,13 +308,13 @@ class _Search:
         return self._left() - keep <= MARGIN * slowest
 
     def _cell(self, candidate: Candidate, rounds: int, seed: int, until: float) -> Cell:
-        asked = {"hold_out": self.hold_out, "rounds": rounds, "seed": seed, "workers": 0}
-        settings = {**self.settings, **candidate.settings, **asked}
+        run_settings = {"hold_out": self.hold_out, "rounds": rounds, "seed": seed, "workers": 0}
+        settings = {**self.settings, **candidate.settings, **run_settings}
         if candidate.method in CLOSED:
             settings["rounds"] = 1  # which are all that it needs
         name = re.sub(r"[^\w.-]+", "-", candidate.label)
         folder = self.out / "trials" / f"{name}-rounds{rounds}-seed{seed}"
-        return Cell(candidate.label, make_experiment(settings), folder, until=until)
+        return Cell(label=candidate.label, experiment=make_experiment(settings), path=folder, until=until)
 
     def _trial(self, label: str, rounds: int, cells: Mapping[int, Cell]) -> AutoTrial:
         scores: dict[int, float | None] = {}
@@ -325,8 +330,10 @@ class _Search:
             seconds.append(sum(run.series("seconds").values()))
             sent.append(sum(run.series("bytes_up").values()) + sum(run.series("bytes_down").values()))
         if not seconds:
-            return AutoTrial(label, rounds, scores, 0.0, 0.0)
-        return AutoTrial(label, rounds, scores, fmean(seconds), fmean(sent) / 1e6)
+            return AutoTrial(label=label, rounds=rounds, scores=scores, seconds=0.0, megabytes=0.0)
+        return AutoTrial(
+            label=label, rounds=rounds, scores=scores, seconds=fmean(seconds), megabytes=fmean(sent) / 1e6
+        )
 
     def _better(
         self, chosen: Sequence[Candidate], scores: Mapping[str, AutoTrial], count: int

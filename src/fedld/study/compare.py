@@ -48,7 +48,7 @@ class StudyPlan:
 
     def placed(self, out: Path) -> list[Cell]:
         """Give every run its folder in the study's folder."""
-        return [Cell(label, e, out / _path(label, e)) for label, e in self.cells]
+        return [Cell(label=label, experiment=e, path=out / _path(label, e)) for label, e in self.cells]
 
     def to_json(self) -> StudyIndex:
         """Give the index of the study directory."""

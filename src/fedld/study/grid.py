@@ -48,7 +48,7 @@ Outcome = Summary | str
 STOPPED = "stopped; what is finished is kept: continue with the same command and --resume"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cell:
     """One run of a grid; `until` is the time of day (`time.time`) at which it has to be over, if any."""
 

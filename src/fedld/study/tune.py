@@ -250,7 +250,11 @@ def _try(
     start = time.perf_counter()
     scores: list[float] = []
     for seed in seeds:
-        cell = Cell("trial", make_experiment(settings | {"seed": seed}), folder / f"{number:03d}-seed{seed}")
+        cell = Cell(
+            label="trial",
+            experiment=make_experiment(settings | {"seed": seed}),
+            path=folder / f"{number:03d}-seed{seed}",
+        )
         try:
             run_cell(cell, loop.quiet)
             scores.append(validation_score(read_run(cell.path), measure))

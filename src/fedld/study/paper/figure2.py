@@ -151,7 +151,12 @@ def plan(
     if warm_rounds:
         start = shared | {"partition": "iid", "rounds": warm_rounds, "client_losses": False}
         start |= {} if warm_lr is None else {"lr": warm_lr}
-        warm = [Cell("warm", make_experiment(start | {"seed": s}), out / "warm" / f"seed{s}") for s in seeds]
+        warm = [
+            Cell(
+                label="warm", experiment=make_experiment(start | {"seed": s}), path=out / "warm" / f"seed{s}"
+            )
+            for s in seeds
+        ]
     once = {"partition": "dirichlet", **shared, "rounds": 1, "decompose": 1}
     cells = []
     for seed in seeds:
