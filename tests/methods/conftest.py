@@ -133,11 +133,11 @@ def softmax_regression(oracle):
         pairs = zip(traces["X"], traces["Y"], strict=True)
         data = [FullBatch(torch.from_numpy(x), torch.from_numpy(y)) for x, y in pairs]
         return Federation(
-            name=method,
-            folder=model,
-            classes=data,
-            clients=[replace(base, epochs=k) for k in steps],
-            test=sizes,
+            method=method,
+            model=model,
+            data=data,
+            training=[replace(base, epochs=k) for k in steps],
+            sizes=sizes,
         )
 
     return make
@@ -156,7 +156,7 @@ def images():
             data.append(FullBatch(pixels + labels.to(dtype)[:, None, None, None] * 0.5, labels))
         training = [replace(Training(epochs=1, batch_size=50, lr=0.05, momentum=0.0), **setting)] * clients
         return Federation(
-            name=method, folder=model.to(dtype), classes=data, clients=training, test=(samples,) * clients
+            method=method, model=model.to(dtype), data=data, training=training, sizes=(samples,) * clients
         )
 
     return make
@@ -170,11 +170,11 @@ def dealt():
         data = [FullBatch(features[part], labels[part]) for part in parts]
         sizes = tuple(len(part) for part in parts)
         return Federation(
-            name=method,
-            folder=head,
-            classes=data,
-            clients=[Training(epochs=1, batch_size=50, lr=0.01, momentum=0.0)] * len(parts),
-            test=sizes,
+            method=method,
+            model=head,
+            data=data,
+            training=[Training(epochs=1, batch_size=50, lr=0.01, momentum=0.0)] * len(parts),
+            sizes=sizes,
         )
 
     return make
