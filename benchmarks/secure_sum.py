@@ -98,7 +98,8 @@ def main() -> None:
     load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
     print(f"{count} sites, MobileNetV2, train = {train}; load of the machine {load}")
     if not plain or not summed:
-        sys.exit("no second round was finished in time: give it more MINUTES, or fewer SITES")
+        rounds_made = f"{len(plain)} plain rounds and {len(summed)} secure ones after the first"
+        sys.exit(f"only {rounds_made} were finished in time: give it more MINUTES, or fewer SITES")
     for what, seconds in (("plain", plain), ("secure sum", summed)):
         print(f"{what:<12}{statistics.median(seconds):8.2f} s a round  {[round(x, 2) for x in seconds]}")
     print(f"{'ratio':<12}{statistics.median(summed) / statistics.median(plain):8.2f}")
