@@ -253,7 +253,7 @@ ALIKE = ("--partition", "iid", "--set", "client_losses=false")
 CENTRED = (
     *("--head", "linear", "--train", "last:4", "--buffers", "frozen", "--start", "closed"),
     *("--steps", "centred", "--momentum", "0", "--local-steps", "4", "--lr", "0.001"),
-    *("--set", "scaffold.beta=0.9", "--rounds", "60", "--eval-every", "5"),
+    *("--set", "scaffold.beta=0.9", "--set", "fedavgm.eta=1", "--rounds", "60", "--eval-every", "5"),
     *("--decompose", "60", "--decompose-samples", "40"),
 )
 
@@ -352,7 +352,7 @@ PARTS: dict[str, list[Study]] = {
     ],
     # The same blocks from a closed start with centred steps. Two minutes of a core for each run.
     "last4_centred": [
-        head_study("covid", "last4-centred", "fedavg,scaffold", *CENTRED, "--seeds", "0,1,2,3,4"),
+        head_study("covid", "last4-centred", "fedavg,scaffold,fedavgm", *CENTRED, "--seeds", "0,1,2,3,4"),
     ],
     # Two hundred rounds, as in the paper and at its rate. 40 seconds of a core for each run.
     "long_heads": [
