@@ -251,6 +251,11 @@ class Experiment(BaseModel):
     dp_ledger: Path | None = setting(
         "training", None, "folder in which every client's spent privacy budget is kept, over all runs"
     )
+    average_models: Annotated[float, Field(ge=0, lt=1)] = setting(
+        "training",
+        0.0,
+        "final model: mean over rounds, a model counting so many times as much as the next one; 0: the last",
+    )
     sample_rate: Share = setting("training", 1.0, "share of clients that take part in a round")
     sample_clients: Count | None = setting("training", None, "number of clients in a round, instead")
     seed: Seed = setting("training", 0, "seed of data, initial weights and order", sent_to_sites=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from safetensors.torch import load, save
-from torch import nn
+from torch import Tensor, nn
 
 from fedld.config.experiment import Experiment
 from fedld.config.resolve import make_method
@@ -64,6 +64,7 @@ class Checkpoint:
     pending: Pending
     records: dict[str, Extent]
     seconds: float
+    mean: Tensor | None = None  # of the rounds' models
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -71,6 +72,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     folder.mkdir(exist_ok=True)
     server = checkpoint.server
     tensors: Tree = {"weights": server.weights, **{f"extra.{k}": v for k, v in server.extra.items()}}
+    if checkpoint.mean is not None:
+        tensors["mean"] = checkpoint.mean
     content = save({key: value.detach().contiguous() for key, value in tensors.items()})
     write_atomically(_tensors(folder, checkpoint.round), content)
     facts = {
@@ -152,7 +155,7 @@ def _read(folder: Path, round_: int) -> Checkpoint:
     if sha256(content).hexdigest() != facts["sha256"]:
         raise ValueError("wrong checksum")
     tensors = load(content)
-    extra = {key.removeprefix("extra."): value for key, value in tensors.items() if key != "weights"}
+    extra = {key.removeprefix("extra."): value for key, value in tensors.items() if key.startswith("extra.")}
     return Checkpoint(
         round=facts["round"],
         server=Server(tensors["weights"], extra),
@@ -160,6 +163,7 @@ def _read(folder: Path, round_: int) -> Checkpoint:
         pending=facts["pending"],
         records=facts["records"],
         seconds=facts["seconds"],
+        mean=tensors.get("mean"),
     )
 
 

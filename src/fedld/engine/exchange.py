@@ -40,7 +40,7 @@ Progress = Callable[[Event], None]
 Key = TypeVar("Key", bound=Hashable)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RunState:
     """Where a run stands: the server's state after a round, and the round of every client's newest state."""
 
@@ -48,6 +48,7 @@ class RunState:
     state_rounds: dict[str, int]
     round: int = 0
     measured: int | None = None  # the last round whose model evaluated to finite numbers
+    mean: Tensor | None = None  # of the rounds' models, where the final model is one
 
 
 class Exchange:

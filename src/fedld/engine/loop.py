@@ -150,10 +150,15 @@ class RoundLoop:
         self.clock, self.seconds = time.perf_counter(), 0.0
         tune_process()
         self.setup, self.directory, self.progress = setup, directory, progress
-        self.state = RunState(server, dict.fromkeys(setup.sizes, 0))
+        self.state = RunState(server=server, state_rounds=dict.fromkeys(setup.sizes, 0))
         self.pending: Pending | None = None
         if start is not None:
-            self.state = RunState(start.server, dict(start.state_rounds), start.round)
+            self.state = RunState(
+                server=start.server,
+                state_rounds=dict(start.state_rounds),
+                round=start.round,
+                mean=start.mean,
+            )
             self.seconds, self.pending = start.seconds, start.pending
         rows = len(sample(setup.experiment, setup.sizes, 1))
         self.memory = allocate(setup, rows, shared=engine.shares_memory(setup))
@@ -187,6 +192,8 @@ class RoundLoop:
             while state.round < experiment.rounds and not self.stopped:
                 self._advance()
             if not self.stopped:
+                if state.mean is not None:
+                    take_mean(self.exchange)
                 if self.setup.method.calibrates:
                     assert self.pending is not None
                     calibrate(self.exchange, self.pending["line"])
@@ -269,6 +276,7 @@ class RoundLoop:
                 pending=self.pending,
                 records=records,
                 seconds=self.seconds,
+                mean=self.state.mean,
             ),
         )
         self._keep_checkpoints(max(KEPT, experiment.keep_checkpoints or KEPT))
@@ -330,6 +338,20 @@ def start_closed(exchange: Exchange) -> None:
     state.server = setup.method.init(weights, setup.layout, sizes)
     values = ", ".join(f"{name} {value:.3g}" for name, value in choices.items())
     exchange.progress({"event": "note", "text": f"the head starts at its closed form: {values}"})
+
+
+def take_mean(exchange: Exchange) -> None:
+    """Make the mean of the rounds' models the final one; counters of batches stay those of the last round.
+
+    As for `calibrate`, the checkpoint of the last round is from before it.
+    """
+    state, entries = exchange.state, exchange.setup.layout.entries
+    assert state.mean is not None
+    weights = state.mean.clone()
+    for entry in entries:
+        if entry.kind == "counter":
+            entry.view(weights).copy_(entry.view(state.server.weights))
+    state.server = replace(state.server, weights=weights)
 
 
 def calibrate(exchange: Exchange, line: RoundLine) -> None:

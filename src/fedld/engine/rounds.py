@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from fedld.aggregation import Aggregate, Candidates, Measured, Vote
@@ -325,9 +326,35 @@ def apply(exchange: Exchange, accepted: Accepted, step: ServerStep) -> None:
     """Take over the server's next state, and the states that accepted clients kept."""
     state = exchange.state
     state.server, state.round = step.server, state.round + 1
+    if decay := exchange.setup.experiment.average_models:
+        state.mean = mean_of_models(state.mean, step.server.weights, round_=state.round, decay=decay)
     for name, result in accepted.trained.items():
         if result.has_state:
             state.state_rounds[name] = state.round
+
+
+def mean_of_models(mean: Tensor | None, weights: Tensor, *, round_: int, decay: float) -> Tensor:
+    """Update the mean of the rounds' models, in which each counts `decay` times as much as the next.
+
+        mean_t = sum_s decay^(t - s) w_s / sum_s decay^(t - s)
+
+    Args:
+        mean: of the rounds before; None in round 1.
+        weights: the model of this round.
+        round_: its number t.
+        decay: from 0 to 1.
+
+    Returns:
+        The mean with this round's model.
+
+    >>> one, two = torch.tensor([1.0]), torch.tensor([4.0])
+    >>> first = mean_of_models(None, one, round_=1, decay=0.5)
+    >>> round(mean_of_models(first, two, round_=2, decay=0.5).item(), 6)
+    3.0
+    """
+    if mean is None:
+        return weights.clone()
+    return torch.lerp(mean, weights, (1 - decay) / (1 - decay**round_))
 
 
 def record(

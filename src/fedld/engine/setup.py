@@ -47,10 +47,7 @@ def prepare(
     parts = replace(parts, task=fit_task(parts.task, federation))
     method = for_task(experiment, method, parts.task)
     parts = weighted(parts, experiment, method, federation.classes)
-    if experiment.validation is not None and not method.has_global:
-        raise FedLDError(
-            f"validation chooses among global models, and method '{experiment.method['name']}' has none"
-        )
+    _check_global(experiment, method)
     check_sums(experiment, method, parts.task)
     rows = len(sample(experiment, [client.name for client in federation.clients], 1))
     if experiment.quorum(rows) > rows:
@@ -109,6 +106,17 @@ def _check_client_rates(experiment: Experiment, clients: Collection[str]) -> Non
     for name in experiment.client_lr:
         if name not in clients:
             raise FedLDError(f"client_lr names no client with '{name}': {nearest(name, list(clients))}")
+
+
+def _check_global(experiment: Experiment, method: Method) -> None:
+    """Refuse settings about global models for a method that has none."""
+    problems = {
+        "validation chooses among": experiment.validation is not None,
+        "average_models averages": experiment.average_models > 0,
+    }
+    for problem, applies in problems.items():
+        if applies and not method.has_global:
+            raise FedLDError(f"{problem} global models, and method '{experiment.method['name']}' has none")
 
 
 def check_hidden(setup: Setup, rows: int) -> None:
