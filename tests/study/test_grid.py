@@ -96,6 +96,36 @@ def test_a_run_that_cannot_be_continued_is_missing_aloud(tmp_path, capsys, monke
     assert "| seeds |" not in (out / "table.md").read_text()
 
 
+def test_a_study_that_goes_on_with_more_seeds_is_one_study(tmp_path):
+    """Its index kept the first seeds, so the page and the card of the folder were without the others."""
+    out = tmp_path / "study"
+    words = [
+        "compare",
+        "--dataset",
+        "digits",
+        "--clients",
+        "3",
+        "--rounds",
+        "1",
+        "--jobs",
+        "0",
+        "--out",
+        str(out),
+    ]
+
+    def seeds_of_index(*more):
+        done = CliRunner().invoke(app, [*words, *more])
+        assert done.exit_code == 0, done.output
+        return [(run["label"], run["seed"]) for run in json.loads((out / "study.json").read_text())["runs"]]
+
+    assert seeds_of_index("--methods", "fedavg", "--seeds", "0") == [("fedavg", 0)]
+    both = [("fedavg", 0), ("fedprox", 0), ("fedavg", 1), ("fedprox", 1)]
+    assert seeds_of_index("--methods", "fedavg,fedprox", "--seeds", "0,1", "--resume") == both
+    assert seeds_of_index("--methods", "fedavg", "--seeds", "0", "--resume") == both, "a part of it"
+    (out / "study.json").write_text("damaged")
+    assert seeds_of_index("--methods", "fedavg", "--seeds", "0,1", "--resume") == both[::2]
+
+
 def test_a_study_of_a_version_without_a_setting_is_finished(tmp_path):
     """Settings are compared by value: one that is newer than the study had its default."""
     out = tmp_path / "study"

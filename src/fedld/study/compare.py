@@ -285,16 +285,27 @@ def write_comparison(comparison: Comparison, out: Path, command: str) -> None:
 
 
 def open_study(study: StudyPlan, out: Path, *, resume: bool) -> list[Cell]:
-    """Write the study's index, or find it there; gives every run its folder."""
+    """Write the study's index, or find it there; gives every run its folder.
+
+    A study that goes on with more methods or seeds than it was begun with gets a new index.
+    """
     index = out / "study.json"
     if index.exists() and not resume:
         raise FedLDError(f"'{out}' already holds a study: choose another --out, or finish it with --resume")
     if (out / "config.toml").exists():
         raise FedLDError(f"'{out}' holds a run: choose another --out")
-    if not index.exists():
+    cells = study.placed(out)
+    if not index.exists() or _goes_beyond(cells, out):
         make_folder(out)
         write_atomically(index, dump(study.to_json()).encode())
-    return study.placed(out)
+    return cells
+
+
+def _goes_beyond(cells: Sequence[Cell], out: Path) -> bool:
+    """Say whether the runs are those of the index in a folder, and more; a damaged one has none."""
+    index = read_object(out / "study.json") or {}
+    before = {out / str(run.get("path")) for run in index.get("runs") or []}
+    return before < {cell.path for cell in cells}
 
 
 def _path(label: str, experiment: Experiment) -> Path:
