@@ -63,7 +63,7 @@ class Sites:
         count = len(self.running) - 1
         words = ["--engine", "flower", "--dataset", "npz:demo/test.npz", "--clients", str(count)]
         words += ["--model", "mobilenet_v2", "--train", train, "--rounds", str(rounds + 2)]
-        words += ["--no-client-losses", "--set", "canary=false", "--out", f"runs/{out}", *options]
+        words += ["--no-client-losses", "--set", "dry_run=false", "--out", f"runs/{out}", *options]
         self.start("run", *words)
         run, finished = self.running.pop(), False
         try:

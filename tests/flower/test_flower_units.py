@@ -225,13 +225,13 @@ def test_an_update_of_a_hundred_times_the_length_is_refused(grid, digits, tmp_pa
     assert read_lines(tmp_path / "run", ROUNDS)[0]["missing"] == {"beta": "rejected"}
 
 
-def test_the_canary_names_who_cannot_train_before_anything_is_spent(grid, digits, tmp_path, capsys):
+def test_the_dry_run_names_who_cannot_train_before_anything_is_spent(grid, digits, tmp_path, capsys):
     def full(message, reply):
         return Message(pack(Answer(error="the disk is full")), reply_to=message)
 
     grid.spoil["beta"] = full
     go(grid, digits, tmp_path, dry_run=True)
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines() if '"canary"' in line]
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines() if '"dry_run"' in line]
     assert {line["client"]: "why" in line for line in told} == {"alpha": False, "beta": True, "gamma": False}
     assert all(line["memory"] > 1e6 for line in told if "memory" in line)
     assert not list((tmp_path / "state").glob("*/*/states/*"))
@@ -244,7 +244,7 @@ def test_the_canary_names_who_cannot_train_before_anything_is_spent(grid, digits
     assert not (tmp_path / "other" / "clients.jsonl").exists()
 
 
-def test_a_resumed_run_rehearses_with_the_states_that_sites_kept(grid, digits, tmp_path):
+def test_the_dry_run_of_a_resumed_run_has_the_states_that_sites_kept(grid, digits, tmp_path):
     settings = {"method": "scaffold", "momentum": 0.0, "rounds": 2, "dry_run": True}
     out = tmp_path / "run"
 

@@ -56,7 +56,7 @@ class RunBars:
             console.print(line["text"], soft_wrap=True)
         elif line["event"] == "failed":
             console.print(f"[bold red]{line['run']} failed: {escape(line['why'])}[/bold red]", soft_wrap=True)
-        elif line["event"] == "canary":
+        elif line["event"] == "dry_run":
             console.print(dry_run_text(line))
         elif line["event"] == "refused":
             console.print(f"site '{line['client']}' is refused: {escape(line['why'])}")

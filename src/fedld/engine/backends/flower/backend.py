@@ -82,7 +82,7 @@ class FlowerBackend:
         folder: Path,
     ) -> None:
         self.setup, self.sites, self.kept, self.ledger, self.tell = setup, sites, kept, ledger, tell
-        self.rehearsed = not setup.experiment.dry_run
+        self.tried = not setup.experiment.dry_run
         test_images = {site.site: site.test for site in sites.fixed or ()}
         self.orders, self.here = Orders(setup, memory, run, test_images), InProcess(setup, memory)
         hidden = setup.transforms.sums_only is not None
@@ -96,8 +96,8 @@ class FlowerBackend:
         request = _Request(jobs, common, limit, self._places(jobs))
         if self.secure is not None:
             self.secure.begin(jobs)
-        if not self.rehearsed:
-            self._rehearse(request)
+        if not self.tried:
+            self._dry_run(request)
         self._ask(request, list(request.places), limit, lambda: self._test(request))
         self._wait_for_quorum(request)
         results = [_result(request, k, job) for k, job in enumerate(jobs)]
@@ -168,9 +168,9 @@ class FlowerBackend:
         ):
             request.found[k, SERVER] = result
 
-    def _rehearse(self, request: _Request) -> None:
-        """The canary: every site trains two steps on a few images before anything is spent on a round."""
-        self.rehearsed = True
+    def _dry_run(self, request: _Request) -> None:
+        """Let every site train two steps on a few images before anything is spent on a round."""
+        self.tried = True
         first = {site: request.jobs[k] for k, site in _training(request.jobs).items()}
         nodes = {site: node for site, node in self.sites.present.items() if site in first}
         secure = self._request(request, nodes)
@@ -179,7 +179,7 @@ class FlowerBackend:
                 [cast(ClientJob, first[site])],
                 request.common,
                 set(),
-                canary=True,
+                dry_run=True,
                 secure=secure.get(site),
             )
             for site, node in nodes.items()
@@ -188,14 +188,14 @@ class FlowerBackend:
         failed: dict[str, str] = {}
         for site in first:
             reply = replies[nodes[site]] if site in nodes else self._absent(site)
-            found = reply if isinstance(reply, Failure) else self._read(self.orders.rehearsed, reply)
+            found = reply if isinstance(reply, Failure) else self._read(self.orders.dry_run_of, reply)
             if isinstance(found, Failure):
                 failed[site] = found.error
             else:
                 facts = {"seconds": found.seconds, "memory": found.memory}
-                self.tell({"event": "canary", "client": site, **facts})
+                self.tell({"event": "dry_run", "client": site, **facts})
         for name, why in failed.items():
-            self.tell({"event": "canary", "client": name, "why": why})
+            self.tell({"event": "dry_run", "client": name, "why": why})
         needed = min(self.setup.experiment.quorum(len(first)), len(first))
         if len(first) - len(failed) < needed:
             why = "; ".join(f"{name}: {text}" for name, text in failed.items())

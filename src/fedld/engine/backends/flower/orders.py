@@ -18,8 +18,8 @@ from fedld.data import Client
 from fedld.engine.backends.flower.site import site_settings
 from fedld.engine.backends.flower.wire import (
     Answer,
+    DryRun,
     Order,
-    Rehearsal,
     SecureRequest,
     pack,
     size,
@@ -80,7 +80,7 @@ class Orders:
         common: Tree,
         kept: set[int],
         *,
-        canary: bool = False,
+        dry_run: bool = False,
         secure: SecureRequest | None = None,
     ) -> RecordDict:
         """One message with all that a site has to do; states of the rounds `kept` must stay there."""
@@ -106,7 +106,7 @@ class Orders:
             target_sums=total_sums(federation.clients),
             kept=sorted(kept | {job.incoming.state_round for job in sent if job.incoming}),
             jobs=sent,
-            canary=canary,
+            dry_run=dry_run,
             sites=len(self.setup.sizes),
             secure=secure,
         )
@@ -142,14 +142,14 @@ class Orders:
             raise FedLDError(f"it answered {len(answer.results)} of {len(jobs)} jobs")
         return [self._accept(k, job, answer, reply) for k, job in enumerate(jobs)]
 
-    def rehearsed(self, reply: RecordDict) -> Rehearsal:
-        """What a site tells of its rehearsal."""
+    def dry_run_of(self, reply: RecordDict) -> DryRun:
+        """Read what a site measured in its dry run."""
         answer = unpack(Answer, reply)
         if answer.error is not None:
             raise SiteError(answer.error)
-        if answer.rehearsal is None:
-            raise FedLDError("it told nothing of its rehearsal")
-        return answer.rehearsal
+        if answer.dry_run is None:
+            raise FedLDError("it sent nothing of its dry run")
+        return answer.dry_run
 
     def _accept(self, k: int, job: ClientJob, answer: Answer, reply: RecordDict) -> ClientResult:
         """The result of job k, with the tensors that came along; what is finite is for the server to say."""

@@ -56,10 +56,10 @@ from fedld.engine.backends.flower.secure_site import (
 from fedld.engine.backends.flower.site_privacy import SitePrivacy, check_jobs, measures_records
 from fedld.engine.backends.flower.wire import (
     Answer,
+    DryRun,
     Held,
     Order,
     Question,
-    Rehearsal,
     SecureStep,
     carried,
     carried_bytes,
@@ -159,7 +159,7 @@ def work(message: Message, context: Context) -> Message:
         facts = {
             "run": order.run,
             "rounds": sorted({job.round for job in order.jobs if isinstance(job, RoundJob) and job.round}),
-            "jobs": dict(Counter("canary" if order.canary else job.kind for job in order.jobs)),
+            "jobs": dict(Counter("dry_run" if order.dry_run else job.kind for job in order.jobs)),
             "settings": hashlib.sha256(order.settings.encode()).hexdigest(),
         }
         return pack(said, **trees), facts
@@ -262,7 +262,7 @@ class Site:
             setup, features=features_for(setup, trunk, print, quota=self.limits.cache_gb * 1e9)
         )
         self.privacy = self._privacy(context, model)
-        if order.canary:
+        if order.dry_run:
             few = federation.client(self.name).train[: 2 * experiment.batch_size]
             clients = (Client(name=self.name, train=few, test=few[:0]),)
             self.setup = replace(self.setup, federation=replace(federation, clients=clients))
@@ -332,8 +332,8 @@ class Site:
 
     def work(self, content: Any) -> tuple[Answer, dict[str, Tree]]:
         """Results of all jobs; the update and the message of a training as trees."""
-        if self.order.canary:
-            return Answer(rehearsal=self._rehearse(content)), {}
+        if self.order.dry_run:
+            return Answer(dry_run=self._dry_run(content)), {}
         self.budget.spend(self.order, {name: tree(content, name) for name in tree_names(content)})
         if self.privacy is not None:
             self.privacy.spend(self.order.run, self.order.jobs)
@@ -369,7 +369,7 @@ class Site:
             return form.model_copy(update={"exponent": secure.length_exponent()}), b""
         return form, secure.begin(order.secure)
 
-    def _rehearse(self, content: Any) -> Rehearsal:
+    def _dry_run(self, content: Any) -> DryRun:
         """The order on a few images; nothing is kept, and only time and memory are told."""
         start = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
@@ -378,7 +378,7 @@ class Site:
                 shutil.copytree(self.setup.states, states)
             self.setup = replace(self.setup, states=states)
             self._work(content)
-        return Rehearsal(seconds=time.perf_counter() - start, memory=peak_memory())
+        return DryRun(seconds=time.perf_counter() - start, memory=peak_memory())
 
     def _work(self, content: Any) -> tuple[list[JobResult], dict[str, Tree]]:
         if any(isinstance(job, TrainJob) for job in self.order.jobs):

@@ -183,8 +183,8 @@ class Order(Part):
     """What the server asks of a site; `kept` are the rounds of states that a checkpoint may still need.
 
     The message to the client of job k travels as the tree `message.k`, the model of row `slot` of a loss job
-    as `models`. A `canary` is a rehearsal: two steps on a few images, of which time and memory are told and
-    nothing kept. `trunk` is the digest of the network's frozen part, which a site has in a file of its own.
+    as `models`. A `dry_run` is two steps on a few images, of which time and memory are reported,
+    and nothing is kept. `trunk` is the digest of the frozen part, which a site has in a file of its own.
     `sites` is the number of sites in the run. `features` are those of all sites' tables together, and
     `target_sums` are over all sites' targets, where a task needs some. With `secure` the result of a round's
     job stays at the site, which answers with its form and message 1 of the secure computation.
@@ -201,13 +201,13 @@ class Order(Part):
     target_sums: Annotated[dict[Text, Number], Field(max_length=100)] = {}
     kept: Annotated[list[Count], Field(max_length=100_000)]
     jobs: list[Annotated[ClientJob, Field(discriminator="kind")]]
-    canary: bool = False
+    dry_run: bool = False
     sites: Annotated[int, Field(ge=1)] = 1
     secure: SecureRequest | None = None
 
 
-class Rehearsal(Part):
-    """What a canary took."""
+class DryRun(Part):
+    """What a dry run took."""
 
     seconds: Seconds
     memory: Count
@@ -222,7 +222,7 @@ class Answer(Part):
     """
 
     results: Annotated[list[dict[str, Any]], Field(max_length=JOBS)] = []
-    rehearsal: Rehearsal | None = None
+    dry_run: DryRun | None = None
     held: Held | None = None
     error: str | None = None
 
