@@ -256,6 +256,7 @@ LONG_RUN = (
     *("--train", "head", "--rounds", "200", "--eval-every", "5"),
     *("--decompose", "200", "--decompose-samples", "100"),
 )
+WHOLE_48 = ("--image-size", "48", "--head", "linear", "--train", "all", "--buffers", "frozen")
 PAPER_FEDERATIONS = ("covid", "retina-split1", "retina-split2", "retina-split3")
 
 CENTRED = (
@@ -405,9 +406,17 @@ PARTS: dict[str, list[Study]] = {
             "covid",
             "whole-network",
             WHOLE,
-            *("--image-size", "48", "--head", "linear", "--train", "all", "--buffers", "frozen"),
-            *("--set", "weight_decay=5e-4", "--rounds", "100", "--lr", "0.005", "--eval-every", "5"),
-            *("--seeds", "0", "--decompose", "100", "--decompose-samples", "40"),
+            *(*WHOLE_48, "--set", "weight_decay=5e-4", "--rounds", "100", "--lr", "0.005"),
+            *("--eval-every", "5", "--seeds", "0", "--decompose", "100", "--decompose-samples", "40"),
+        )
+    ],
+    # The same network from a closed start with centred steps. Five minutes for each run.
+    "whole_network_centred": [
+        head_study(
+            "covid",
+            "whole-network-centred",
+            "fedavg,scaffold,fedavgm",
+            *(*CENTRED, *WHOLE_48, "--average-models", "0.9", "--seeds", "0,1,2"),
         )
     ],
     # Accuracy against epsilon. Three minutes for each level.
@@ -545,6 +554,7 @@ PRETRAINED = (
         "long_heads",
         "long_tuned_heads",
         "whole_network",
+        "whole_network_centred",
         "private_heads",
     ),
 )
