@@ -1,10 +1,11 @@
-"""Frozen trunks as ratios within one run: `python benchmarks/pretrained.py [train|extract] [--tiny]`.
+"""Frozen trunks as ratios within one run: `python benchmarks/pretrained.py [train|extract|closed] [--tiny]`.
 
 MobileNetV2 at 96 pixels. `train`: samples a second of a client that trains the head, or the last four blocks,
 on cached features, against the same client with the trunk run for every batch. `extract`: images a second of
 the cache's own extraction against a plain loop over batches on all cores. Both sides of a ratio alternate, so
-that a busy machine disturbs both. `command NPZ WEIGHTS`: seconds of a 20-round FedAvg run with `--train head`
-from the command to the summary, with a warm cache.
+that a busy machine disturbs both. `closed`: seconds of each step of ridge regression over the images of one
+client. `command NPZ WEIGHTS`: seconds of a 20-round FedAvg run with `--train head`, and of `ridge`, from the
+command to the summary, with a warm cache.
 """
 
 import multiprocessing as mp
@@ -17,12 +18,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from machine import spread
 
 from fedld.data import Client, Federation
 from fedld.engine.backends.processes import tune_process
 from fedld.engine.features import cached_features
 from fedld.layout import FlatModel, Layout
 from fedld.local import FeatureSamples, LocalClient, Objective, Samples, Training
+from fedld.methods import Messages, Replies
+from fedld.methods.ridge import Ridge
 from fedld.models import build, cut
 
 TINY = "--tiny" in sys.argv
@@ -30,8 +34,12 @@ SIZE, CLASSES, BATCH, REPEATS = 96, 3, 50, 2 if TINY else 5
 CACHED, COMPUTED = (400, 100) if TINY else (6000, 400)
 EXTRACTED = 128 if TINY else 3000
 TARGETS = {"head": 50, "last:4": 8, "extraction": 1.5}
+CLOSED, UNITS = (200, 64) if TINY else (5000, 4096)
 COMMAND = ["--partition", "site", "--image-size", "96", "--model", "mobilenet_v2", "--train", "head"]
-COMMAND += ["--method", "fedavg", "--rounds", "20", "--lr", "0.001"]
+COMMANDS = {  # settings and target in seconds
+    "20 rounds of fedavg": (["--method", "fedavg", "--rounds", "20", "--lr", "0.001"], 15),
+    "ridge": (["--method", "ridge", "--head", "linear", "--rounds", "1"], 6),
+}
 FEDLD = str(Path(sys.executable).with_name("fedld"))
 
 
@@ -125,20 +133,53 @@ def _extraction():
         return speed(lambda: cached_features(trunk, federation), EXTRACTED), slow
 
 
-def command(npz, weights):
-    """Seconds of a whole run with a warm cache; the first one makes it warm."""
-    seconds = []
-    for _ in range(2):
-        with tempfile.TemporaryDirectory() as folder:
-            words = [FEDLD, "run", "--dataset", f"npz:{npz}", "--weights", weights, *COMMAND]
-            words += ["--out", f"{folder}/run"]
-            start = time.perf_counter()
-            done = subprocess.run(words, check=True, capture_output=True, text=True)
-            seconds.append(time.perf_counter() - start)
-    print(done.stdout.splitlines()[0])
-    print(
-        f"command to summary: {seconds[1]:.1f} s with a warm cache (target 15 s), {seconds[0]:.1f} s before"
+def closed(features):
+    """Seconds of the steps of ridge regression: with one thread at the client, as in a run, else with all."""
+    columns: dict[str, list[float]] = {}
+    for _ in range(min(REPEATS, 3) + 1):
+        for step, seconds in _closed_steps(Ridge(features=features)).items():
+            columns.setdefault(step, []).append(seconds)
+    print(f"ridge, {CLOSED} images, {features} features, seconds:")
+    for step, values in columns.items():
+        print(f"  {step}: {spread(values[1:])}", flush=True)  # the first repeat warms up
+
+
+def _closed_steps(method):
+    labels, everything = np.arange(CLOSED) % CLASSES, np.arange(CLOSED)
+    rows = np.random.default_rng(1).random((CLOSED, 1280), dtype=np.float32)
+    one = client(method.adapt(cut(network(), "head")[1]), FeatureSamples(rows, labels, everything))
+    sender = {"clients": ("x",), "rows": [0], "sizes": (CLOSED,)}
+    server, seconds = method.init(one.flat.vector.clone(), one.layout, (CLOSED,)), {}
+    message, seconds["sums of a client"] = timed(1, lambda: method.prepare(one))
+    sums = Messages(**sender, messages=[message])
+    server, seconds["eigenvectors at the server"] = timed(mp.cpu_count(), lambda: method.gather(server, sums))
+    one.message = method.broadcast(server)
+    reply, seconds["leave-one-out errors of a client"] = timed(1, lambda: method.client_update(one))
+    replies = Replies(
+        **sender, messages=[reply.message], layout=one.layout, updates=reply.update[None], steps=(0.0,)
     )
+    _, seconds["choice and solution"] = timed(mp.cpu_count(), lambda: method.server_update(server, replies))
+    return seconds
+
+
+def timed(threads, work):
+    torch.set_num_threads(threads)
+    start = time.perf_counter()
+    result = work()
+    return result, time.perf_counter() - start
+
+
+def command(npz, weights):
+    """Seconds of whole runs with a warm cache; the first one makes it warm."""
+    for name, (settings, target) in COMMANDS.items():
+        words = [FEDLD, "run", "--dataset", f"npz:{npz}", "--weights", weights, *COMMAND, *settings]
+        seconds = []
+        for _ in range(REPEATS + 1):
+            with tempfile.TemporaryDirectory() as folder:
+                start = time.perf_counter()
+                subprocess.run([*words, "--out", f"{folder}/run"], check=True, capture_output=True)
+                seconds.append(time.perf_counter() - start)
+        print(f"{name}, command to summary, s: {spread(seconds[1:])} with a warm cache (target {target})")
 
 
 def show(what, ratios, target):
@@ -152,11 +193,14 @@ def main():
     if part == "command":
         command(*words[1:3])
         return
-    if part != "train":
+    if part in ("", "extract"):
         extract()
-    if part != "extract":
+    if part in ("", "train"):
         train("head")
         train("last:4")
+    if part in ("", "closed"):
+        closed("linear")
+        closed(f"random:{UNITS}")
 
 
 if __name__ == "__main__":

@@ -86,6 +86,12 @@ def test_centres_are_means_over_images_and_positions():
     torch.testing.assert_close(views["4.centre"], features.mean(0), rtol=1e-5, atol=1e-6)
 
 
+def test_all_convolutions_of_a_mobilenet_are_centred():
+    model = build("mobilenet_v2", classes=2, image_size=32, seed=0)
+    weights = [name.removesuffix(".weight") for name, p in model.named_parameters() if p.ndim in (2, 4)]
+    assert [layer.name for layer in centred_layers(model)] == weights
+
+
 def test_layers_without_a_bias_or_a_frozen_norm_keep_plain_steps():
     names = [layer.name for layer in centred_layers(build("resnet8-gn", classes=2, image_size=8, seed=0))]
     assert names == ["fc"]

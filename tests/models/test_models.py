@@ -6,6 +6,7 @@ import torch
 from fedld.errors import FedLDError
 from fedld.layout import FlatModel, Layout
 from fedld.models import NAMES, PlainCNN, batchnorm_names, build, head_names
+from fedld.models.networks import DepthwiseConv2d, GlobalMean
 
 # Parameter counts of torchvision's models (1000 classes, 3 channels), as its documentation states them.
 PUBLISHED = {
@@ -191,3 +192,36 @@ def test_efficientnet_lite0_has_the_public_names_and_pads_as_its_weights_were_tr
     image = torch.arange(16.0).view(1, 1, 4, 4).repeat(1, 3, 1, 1)
     padded = torch.nn.functional.pad(image, (0, 1, 0, 1))
     assert torch.equal(conv(image)[0, 0], 3 * padded[0, 0, 2::2, 2::2])
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
+def test_depthwise_convolutions_of_small_maps_have_the_gradients_of_plain_ones(size, stride):
+    torch.manual_seed(0)
+    layer = DepthwiseConv2d(16, stride)
+    plain = torch.nn.Conv2d(16, 16, 3, stride, padding=1, groups=16, bias=False).double()
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(3, 16, size, size).contiguous(memory_format=torch.channels_last).requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    out, expected = layer(x), plain(exact)
+    upstream = torch.randn(out.shape)
+    out.backward(upstream)
+    expected.backward(upstream.double())
+    for ours, theirs in ((out, expected), (x.grad, exact.grad), (layer.weight.grad, plain.weight.grad)):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_the_mean_over_maps_gives_a_channels_last_gradient_that_is_exact():
+    torch.manual_seed(0)
+    x = torch.randn(3, 16, 5, 4).contiguous(memory_format=torch.channels_last).requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    strides: list[tuple[int, ...]] = []
+    before = torch.nn.functional.relu6(x)
+    out, expected = GlobalMean()(before), torch.nn.functional.relu6(exact).mean((2, 3))
+    x.register_hook(lambda gradient: strides.append(gradient.stride()))
+    upstream = torch.randn(out.shape)
+    out.backward(upstream)
+    expected.backward(upstream.double())
+    torch.testing.assert_close(out.double(), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(x.grad.double(), exact.grad, rtol=1e-6, atol=1e-6)
+    assert strides == [x.stride()]

@@ -12,6 +12,7 @@ from fedld.config.experiment import Experiment
 from fedld.config.resolve import fit_task, make_method
 from fedld.engine.backends.base import Engine
 from fedld.engine.backends.machine import THIS_MACHINE
+from fedld.engine.backends.processes import serially
 from fedld.engine.features import Tell, cached_features
 from fedld.engine.hardware import find_device
 from fedld.engine.jobs import Parts, Setup
@@ -35,6 +36,7 @@ from fedld.tasks.survival import Survival
 from fedld.transforms import UpdateTransform
 
 
+@serially()
 def prepare(
     experiment: Experiment, states: Path, engine: Engine = THIS_MACHINE, tell: Tell = print
 ) -> tuple[Setup, Server]:

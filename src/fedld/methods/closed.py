@@ -42,6 +42,8 @@ TEMPERATURES = 2.0 ** (torch.arange(-20, 33, dtype=torch.float64) / 4)
 SAFE = 1e-10
 """The smallest regularisation, as a share of the sum of eigenvalues, that float64 solves with."""
 MOST_UNITS = 16384
+IMAGES = 1024
+"""How many images are left out at a time: what is computed for them stays in the processor's cache."""
 SUMS = {
     "moments": MessageSum(2.0**16, weighted=False, per_sample=True),
     "targets": MessageSum(2.0**16, weighted=False, per_sample=True),
@@ -272,8 +274,8 @@ class ClosedForm(SumsMethod):
         """What clients need for `leave_one_out`: at least `basis`, `mean` and `weights`."""
         raise NotImplementedError
 
-    def leave_one_out(self, plan: Tree, z: Tensor, labels: Tensor, k: int) -> Tensor:
-        """Compute logits (N, C) of images by candidate k, fitted without the image itself."""
+    def leave_one_out(self, plan: Tree, z: Tensor, labels: Tensor) -> Tensor:
+        """Compute logits (L, N, C) of images by every candidate, fitted without the image itself."""
         raise NotImplementedError
 
     def error(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -297,14 +299,15 @@ def plan_of(message: Tree) -> Tree:
 
 def leave_one_out_sums(method: ClosedForm, plan: Tree, inputs: Tensor, labels: Tensor) -> Tree:
     """Sum errors (L,) and losses (L, T) of a client's images over candidates and temperatures."""
-    z = (inputs - plan["mean"]) @ plan["basis"].to(inputs)
-    codes, errors, losses = method.codes, [], []
-    weights = plan["weights"][labels] if codes.classes else torch.ones(len(labels)).to(z)
-    for k in range(len(plan["candidates"])):
-        logits = method.leave_one_out(plan, z, labels, k)
-        errors.append((weights * method.error(logits, labels)).sum())
-        losses.append((codes.losses(logits, labels, TEMPERATURES) * weights).sum(1))
-    return {"errors": torch.stack(errors), "losses": torch.stack(losses)}
+    codes, basis = method.codes, plan["basis"].to(inputs)
+    errors = inputs.new_zeros(len(plan["candidates"]))
+    losses = inputs.new_zeros(len(errors), len(TEMPERATURES))
+    for x, y in zip(torch.split(inputs, IMAGES), torch.split(labels, IMAGES), strict=True):
+        weights = plan["weights"][y] if codes.classes else torch.ones(len(y)).to(x)
+        for k, logits in enumerate(method.leave_one_out(plan, (x - plan["mean"]) @ basis, y)):
+            errors[k] += weights @ method.error(logits, y)
+            losses[k] += codes.losses(logits, y, TEMPERATURES) @ weights
+    return {"errors": errors, "losses": losses}
 
 
 def random_units(features: str) -> int:

@@ -45,25 +45,26 @@ class LDA(ClosedForm):
         means = plan["means"].T
         return plan["values"], means * plan["counts"].sqrt(), means * plan["counts"]
 
-    def leave_one_out(self, plan: Tree, z: Tensor, labels: Tensor, k: int) -> Tensor:
+    def leave_one_out(self, plan: Tree, z: Tensor, labels: Tensor) -> Tensor:
         """Compute discriminants from means and covariance without the image, by a step of rank one.
 
         Without an image d from its class mean, n_c and n fall by one, the mean moves by -d / (n_c - 1) and S
         loses n_c / (n_c - 1) dd'.
         """
         n, class_counts = plan["counts"].sum(), plan["counts"][labels].clamp(min=2)
-        inverse = (n - 1) / (plan["values"] + plan["candidates"][k])
-        d = z - plan["means"][labels]
+        inverse = (n - 1) / (plan["values"] + plan["candidates"][:, None])
+        d, means = z - plan["means"][labels], plan["means"]
         rate = (class_counts / (class_counts - 1) / (n - 1))[:, None]
         truth = F.one_hot(labels, len(plan["counts"])).to(z)
         moved = truth / (class_counts - 1)[:, None]  # of class c's mean, along -d
 
-        whitened, means = z * inverse, plan["means"]
-        dd = (d.square() @ inverse)[:, None]
-        zd = ((d * whitened).sum(1))[:, None]
-        dm = (d * inverse) @ means.T - moved * dd
-        zm = whitened @ means.T - moved * zd
-        mm = (means.square() @ inverse)[None] - 2 * moved * ((d * inverse) @ means.T) + moved.square() * dd
+        whitened = inverse[:, :, None] * means.T
+        dd = (inverse @ d.square().T)[:, :, None]
+        zd = (inverse @ (d * z).T)[:, :, None]
+        along = d @ whitened
+        dm = along - moved * dd
+        zm = z @ whitened - moved * zd
+        mm = (inverse @ means.square().T)[:, None] - 2 * moved * along + moved.square() * dd
         gain = rate / (1 - rate * dd).clamp_min(1e-6)
         return zm + gain * zd * dm - (mm + gain * dm.square()) / 2 + plan["prior"]
 

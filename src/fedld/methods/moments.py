@@ -25,6 +25,9 @@ from fedld.tasks.base import Task
 from fedld.tasks.classification import UNKNOWN, Classification, Multilabel
 from fedld.tasks.regression import Regression
 
+COLUMNS = 256
+"""How many columns of X'X are computed at a time."""
+
 
 @dataclass(frozen=True)
 class Codes:
@@ -162,6 +165,15 @@ def symmetric(values: Tensor) -> Tensor:
     return matrix
 
 
+def moment_triangle(X: Tensor) -> Tensor:
+    """Compute the triangle of X'X by blocks of columns: little more than half the products of all of it."""
+    matrix = X.new_zeros(X.shape[1], X.shape[1])
+    for start in range(0, len(matrix), COLUMNS):
+        stop = start + COLUMNS
+        matrix[:stop, start:stop] = X[:, :stop].T @ X[:, start:stop]
+    return triangle(matrix)
+
+
 def client_sums(
     client: LocalClient,
     codes: Codes = CLASS_CODES,
@@ -174,9 +186,9 @@ def client_sums(
     X = F.pad(inputs, (0, 1), value=1.0)
     Y = codes.of(labels, as_model(client.model).head.out_features).to(X)
     if by_class:
-        moments = torch.stack([triangle(X[labels == c].T @ X[labels == c]) for c in range(Y.shape[1])])
+        moments = torch.stack([moment_triangle(X[labels == c]) for c in range(Y.shape[1])])
     else:
-        moments = triangle(X.T @ X)
+        moments = moment_triangle(X)
     return {"moments": moments.to(dtype), "targets": (X.T @ Y).to(dtype)}
 
 

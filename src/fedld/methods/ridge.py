@@ -61,16 +61,16 @@ class Ridge(ClosedForm):
         """Give A, which is diagonal in its own basis, and B."""
         return plan["values"], plan["values"].new_zeros(len(plan["values"]), 0), plan["targets"]
 
-    def leave_one_out(self, plan: Tree, z: Tensor, labels: Tensor, k: int) -> Tensor:
+    def leave_one_out(self, plan: Tree, z: Tensor, labels: Tensor) -> Tensor:
         """y - e / (1 - h)."""
-        inverse = 1 / (plan["values"] + plan["candidates"][k])
+        inverse = 1 / (plan["values"] + plan["candidates"][:, None])
         n = plan["counts"].sum() if self.codes.classes else plan["n"]
-        fitted = plan["counts"] / n + z @ (inverse[:, None] * plan["targets"])
-        leverage = 1 / n + z.square() @ inverse
+        fitted = plan["counts"] / n + z @ (inverse[:, :, None] * plan["targets"])
+        leverage = 1 / n + inverse @ z.square().T
         if self.codes.classes:
             leverage = plan["weights"][labels] * leverage
         truth = self.codes.of(labels, len(plan["counts"])).to(z)
-        return truth - (truth - fitted) / (1 - leverage).clamp_min(1e-6)[:, None]
+        return truth - (truth - fitted) / (1 - leverage).clamp_min(1e-6)[:, :, None]
 
     def error(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute the squared error."""

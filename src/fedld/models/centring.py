@@ -22,9 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedld.layout import Layout
+from fedld.models.networks import DepthwiseConv2d
 
 CENTRE = "centre"
 """Name of the buffer with a layer's mean input; it travels with the model's buffers and is not saved."""
+CENTRED = (nn.Conv2d, DepthwiseConv2d, nn.Linear)
+"""Layers that multiply what enters them with their weights and do nothing else; subclasses may do more."""
 SMALLEST_GAIN = 1e-3
 """Outputs that a BatchNorm all but removes get no larger steps than those of this gain."""
 
@@ -43,7 +46,7 @@ def centred_layers(model: nn.Module) -> list[CentredLayer]:
     modules = [(name, module) for name, module in model.named_modules() if not list(module.children())]
     layers = []
     for (name, module), (after, norm) in zip(modules, [*modules[1:], ("", None)], strict=True):
-        if type(module) not in (nn.Conv2d, nn.Linear) or isinstance(getattr(module, "padding", 0), str):
+        if type(module) not in CENTRED or isinstance(getattr(module, "padding", 0), str):
             continue
         assert isinstance(module.weight, Tensor)
         if module.bias is not None:

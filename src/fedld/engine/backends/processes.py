@@ -85,6 +85,19 @@ def tune_process() -> None:
         mallopt(option, 256 << 20 if option == M_TOP_PAD else 1 << 30)
 
 
+@contextmanager
+def serially() -> Iterator[None]:
+    """Compute with one thread: on a few images more would only wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class one_thread:  # noqa: N801 (a context manager, used like a function)
     """Environment in which child processes start with one thread."""
 
