@@ -23,7 +23,10 @@ METHODS = {
     "fedbn": {"model": "resnet8"},
     "scaffold": {"momentum": 0.0},
     "fediir": {},
-    "fednova": {"model": "resnet8", "train": "last:2", "buffers": "frozen", "steps": "centred", "average_models": 0.5},
+    "fednova": {
+        **{"model": "resnet8", "train": "last:2", "buffers": "frozen"},
+        **{"steps": "centred", "average_models": 0.5},
+    },
     "fedld-drift": {"rule": {"name": "measured", "unseen": 0.3, "samples": 80}},
     "fedprox": {"model": "resnet8", "train": "head"},
 }
