@@ -266,6 +266,34 @@ CENTRED = (
     *("--decompose", "60", "--decompose-samples", "40"),
 )
 
+VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "scaffold": ("scaffold", ()),
+    "fedavgm": ("fedavgm", ()),
+    "margin-1e-2": ("scaffold", (f"objective={margin('0.01')}",)),
+    "margin-1e-1": ("scaffold", (f"objective={margin('0.1')}",)),
+    "clip-5": ("scaffold", ("clip_gradients=5",)),
+    "head-rate-3e-4": ("scaffold", ("head_lr=0.0003",)),
+    "cosine": ("scaffold", ("lr_schedule=cosine",)),
+    "steps-2": ("scaffold", ("local_steps=2",)),
+    "steps-8-half-rate": ("scaffold", ("local_steps=8", "lr=0.0005")),
+    "uniform": ("scaffold", ("client_weights=uniform",)),
+    "adamw-1e-4": ("scaffold", ("steps=plain", "optimiser=adamw", "lr=0.0001")),
+    "proximal-1e-1": ("fedprox", ("mu=0.1",)),
+    "fedlin": ("fedlin", ()),
+    "fedld-drift": ("fedld-drift", ()),
+    "fedld-measured": ("fedld-measured", ()),
+}
+"""Changes of the recipe for the last four blocks: a label, the method, and settings that differ."""
+VARIANT_SETTINGS = (
+    *("--rounds", "30", "--decompose", "30", "--hold-out", "0.2", "--seeds", "0,1"),
+    *(
+        word
+        for label, (_, settings) in VARIANTS.items()
+        for setting in settings
+        for word in ("--set", f"{label}.{setting}")
+    ),
+)
+
 PARTS: dict[str, list[Study]] = {
     # Accuracy against five learning rates; at 0.3 pooled training diverges. 63 minutes of one core.
     "sensitivity_rate": [
@@ -362,6 +390,14 @@ PARTS: dict[str, list[Study]] = {
     # The same blocks from a closed start with centred steps. Two minutes of a core for each run.
     "last4_centred": [
         head_study("covid", "last4-centred", "fedavg,scaffold,fedavgm", *CENTRED, "--seeds", "0,1,2,3,4"),
+    ],
+    # Changes of that recipe, one at a time, on held-out training images. A minute for each run.
+    "last4_variants": [
+        Study(
+            name="covid-last4-variants",
+            command=("compare", *HEAD, *FEDERATIONS["covid"].dataset, *CENTRED, *VARIANT_SETTINGS),
+            methods=",".join(f"{label}={method}" for label, (method, _) in VARIANTS.items()),
+        )
     ],
     # The same with the mean of the rounds' models as the final one; the decay was chosen on held-out images.
     "last4_averaged": [
