@@ -33,13 +33,13 @@ TINY = {
 def two(monkeypatch):
     """Only FedAvg and a method that is the same with equal clients."""
     monkeypatch.setattr(module, "TRAINED", ("fedavg", "fednova"))
-    monkeypatch.setattr(module, "CLOSED", ())
+    monkeypatch.setattr(module, "CLOSED", {})
 
 
 def test_a_frozen_trunk_allows_closed_forms_and_a_given_rate_is_the_only_one():
     found = [candidate.label for candidate in candidates(TINY)]
-    assert found[:3] == ["ridge", "lda", "fedavg, lr 0.01"]
-    assert len(found) == 6
+    assert found[:4] == ["ridge", "lda", "ridge, random units", "fedavg, lr 0.01"]
+    assert len(found) == 7
     free = [candidate.method for candidate in candidates({"model": "cnn"})]
     assert "ridge" not in free
     assert free.count("fedavg") == 4
@@ -47,6 +47,7 @@ def test_a_frozen_trunk_allows_closed_forms_and_a_given_rate_is_the_only_one():
 
 def test_the_winner_is_trained_on_everything_and_the_test_set_is_read_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "TRAINED", ("fedavg",))
+    monkeypatch.setattr(module, "CLOSED", {name: {"name": name} for name in ("ridge", "lda")})
     result = auto(TINY, tmp_path, minutes=60, jobs=0)
     tried = {trial.label for trial in result.trials}
     assert tried == {"ridge", "lda", "fedavg, lr 0.01"}
@@ -63,6 +64,45 @@ def test_the_winner_is_trained_on_everything_and_the_test_set_is_read_at_the_end
     again = auto(TINY, tmp_path, minutes=60, jobs=0, resume=True)
     assert again.chosen == result.chosen
     assert before == {file: file.stat().st_mtime_ns for file in tmp_path.glob("**/rounds.jsonl")}
+
+
+def test_where_pretrained_blocks_are_trained_the_recipe_and_smaller_rates_are_tried(tmp_path):
+    settings = {**TINY, "model": "mobilenet_v2", "weights": tmp_path / "w.safetensors", "train": "last:2"}
+    del settings["lr"]
+    tried = {candidate.label: candidate for candidate in candidates(settings)}
+    assert tried["ridge"].settings["train"] == "head"
+    recipe = make_experiment({**settings, **tried["scaffold, centred, lr 0.001"].settings})
+    assert (recipe.start, recipe.steps, recipe.buffers, recipe.local_steps) == (
+        "closed",
+        "centred",
+        "frozen",
+        4,
+    )
+    assert recipe.method == {"name": "scaffold", "beta": 0.9}
+    assert "fedavg, lr 0.0003" in tried
+    assert "fedavg, lr 0.1" not in tried
+    own = {candidate.family: candidate for candidate in candidates({**settings, "local_steps": 9})}
+    assert "local_steps" not in own["fedavgm, centred"].settings
+    for other in ({"buffers": "global"}, {"optimiser": "adam"}, {"augment": "xray"}, {"head": "mlp:8"}):
+        assert not any("centred" in c.label for c in candidates({**settings, **other}))
+
+
+def test_a_method_that_is_best_at_the_end_of_its_rates_is_tried_beyond_it(two, tmp_path):
+    settings = {key: value for key, value in TINY.items() if key != "lr"}
+    search = module._Search(settings, tmp_path, 60.0, None, 0, lambda event: None)
+    by_rate = {"fedavg": (0.5, 0.6, 0.7, 0.8), "fednova": (0.5, 0.8, 0.7, 0.6)}
+    scores = {
+        f"{name}, lr {rate:g}": AutoTrial(label="x", rounds=1, scores={0: score}, seconds=0.1, megabytes=0.1)
+        for name, values in by_rate.items()
+        for rate, score in zip(module.RATES, values, strict=True)
+    }
+    assert [c.label for c in search._next_rates(scores)] == ["fedavg, lr 0.3"]
+    more = search._beyond(scores, 1, keep=0.0)
+    assert next(iter(more)) == "fedavg, lr 0.3"
+    assert len(more) <= module.BEYOND
+    assert search._beyond(scores, 1, keep=1e9) == {}
+    given = module._Search(TINY, tmp_path / "given", 60.0, None, 0, lambda event: None)
+    assert given._beyond({}, 1, keep=0.0) == {}
 
 
 def test_what_is_not_surely_better_than_fedavg_is_not_chosen(two, tmp_path):

@@ -1,7 +1,7 @@
 """Which method to use: a search over methods and rates on held-out training images, within given minutes.
 
-    1. Every candidate trains for a quarter of the rounds on one seed; if time allows, the better half for
-       half of them.
+    1. Every candidate trains for a quarter of the rounds on one seed. A method whose best learning rate is
+       the smallest or largest is tried beyond it. If time allows, the better half trains for half of them.
     2. The best candidate and the best FedAvg train for all rounds on several seeds, which gives an interval.
     3. The winner trains on everything. Where the interval does not exclude zero, the winner is FedAvg.
 
@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -35,24 +35,51 @@ from fedld.study.measures import check_primary
 from fedld.study.tune import HOLD_OUT, validation_score
 from fedld.tasks.measure import Measure
 
-CLOSED = ("ridge", "lda")
+CLOSED: Mapping[str, Mapping[str, Any]] = {
+    "ridge": {"name": "ridge"},
+    "lda": {"name": "lda"},
+    "ridge, random units": {"name": "ridge", "features": "random:2048"},
+}
 TRAINED = ("fedavg", "scaffold", "fedld-measured", "fedld-drift")
 BASELINE = "fedavg"
 RATES = (0.003, 0.01, 0.03, 0.1)
-LEAST_SEEDS, MOST_SEEDS = 3, 5
+PRETRAINED_RATES = (0.0003, 0.001, 0.003, 0.01)
+"""Learning rates where pretrained blocks are trained too: larger ones destroy what they know."""
+RECIPE = {"start": "closed", "steps": "centred", "buffers": "frozen", "momentum": 0.0, "local_steps": 4}
+"""Settings that fine-tuned the last blocks best (docs/fine-tuning.md); what the user gives goes first."""
+RECIPE_METHODS = {"scaffold": {"beta": 0.9}, "fedavgm": {"beta": 0.9, "eta": 1.0}}
+RECIPE_RATES = (0.0003, 0.001, 0.003)
+BEYOND = 2
+"""So many more rates of a method are tried while its best one is the smallest or largest."""
+LEAST_SEEDS, MOST_SEEDS = 3, 10
 MARGIN = 1.2
 """How much longer than expected a run may take before the minutes are exceeded."""
 BEGIN = 5.0
 """Seconds to begin and end the final training."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A method and its rate, as settings."""
+    """A method with settings of its own, and its learning rate; a closed form has none."""
 
-    label: str
+    family: str
     method: str
     settings: dict[str, Any]
+    rate: float | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether one round solves it."""
+        return self.rate is None
+
+    @property
+    def label(self) -> str:
+        """Name in the table."""
+        return self.family if self.closed else f"{self.family}, lr {self.rate:g}"
+
+    def at(self, rate: float) -> "Candidate":
+        """Return the same method with another learning rate."""
+        return replace(self, rate=rate, settings={**self.settings, "lr": rate})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,14 +143,39 @@ class AutoResult:
 
 
 def candidates(settings: Mapping[str, Any]) -> list[Candidate]:
-    """Give what is tried: closed form where the trunk is frozen, and every trained method at some rates."""
+    """Give what is tried: closed forms on a frozen trunk, and every trained method at some rates.
+
+    Where pretrained blocks are trained, the closed forms are those of the network as it is given, and the
+    recipe of docs/fine-tuning.md is tried too.
+    """
     experiment = make_experiment({**settings, "method": BASELINE})
-    frozen = experiment.train == "head" and experiment.head == "linear" and experiment.augment == "none"
-    tried = [Candidate(name, name, {"method": name}) for name in CLOSED if frozen]
+    pretrained = experiment.weights is not None and experiment.train != "head"
+    linear = experiment.head == "linear" and experiment.augment == "none"
+    tried = []
+    if linear and (pretrained or experiment.train == "head"):
+        frozen = {} if experiment.train == "head" else {"train": "head", "start": "seed", "steps": "plain"}
+        for label, method in CLOSED.items():
+            settings_of_it = {**frozen, "method": dict(method)}
+            tried.append(Candidate(family=label, method=method["name"], settings=settings_of_it))
+    given = (settings["lr"],) if "lr" in settings else None
     for name in TRAINED:
-        for rate in (settings["lr"],) if "lr" in settings else RATES:
-            tried.append(Candidate(f"{name}, lr {rate:g}", name, {"method": name, "lr": rate}))
+        trained = Candidate(family=name, method=name, settings={"method": name})
+        tried += [trained.at(rate) for rate in given or (PRETRAINED_RATES if pretrained else RATES)]
+    if pretrained and _follows_recipe(experiment, settings):
+        for name, options in RECIPE_METHODS.items():
+            how = {key: value for key, value in RECIPE.items() if key not in settings}
+            how["method"] = {"name": name, **options}
+            trained = Candidate(family=f"{name}, centred", method=name, settings=how)
+            tried += [trained.at(rate) for rate in given or RECIPE_RATES]
     return tried
+
+
+def _follows_recipe(experiment: Experiment, settings: Mapping[str, Any]) -> bool:
+    """Say whether the user's settings leave room for the recipe of fine-tuning."""
+    stays = all(settings.get(key, RECIPE[key]) == RECIPE[key] for key in ("start", "steps", "buffers"))
+    sgd = experiment.optimiser in ("sgd", "nesterov") and experiment.local_epochs == 1
+    classes = experiment.task in ("auto", "classification") and experiment.head == "linear"
+    return stays and sgd and classes and experiment.augment == "none" and experiment.dp is None
 
 
 def auto(
@@ -191,7 +243,8 @@ class _Search:
         rounds = self.experiment.rounds
         short, middle = max(1, math.ceil(rounds / 4)), max(1, math.ceil(rounds / 2))
         first = next(c for c in self.candidates if c.method == BASELINE)
-        trial = self._tried([first], short)[first.label]
+        others = [c for c in self.candidates if c.method != BASELINE]
+        trial = self._tried([first, *others[::-1][: max(self.jobs - 1, 0)]], short)[first.label]
         if None in trial.scores.values() and self._over(0):
             raise FedLDError(
                 f"{self.minutes:g} minutes are too few for the first of {len(self.candidates)} trials: "
@@ -199,6 +252,7 @@ class _Search:
             )
         self._check_minutes(trial, short)
         scores = self._tried(self.candidates, short, keep=self._after_trials(trial))
+        scores |= self._beyond(scores, short, keep=self._after_trials(trial))
         kept = self._better(self.candidates, scores, len(self.candidates) // 2)
         if self._expected(kept, scores, middle, 1) < self._left() - self._reserve(kept, scores):
             scores |= self._finished(self._tried(kept, middle, keep=self._reserve(kept, scores)))
@@ -207,6 +261,35 @@ class _Search:
         if not best:
             return self._train(base, None, f"no method but {base.label} finished its trials")
         return self._decide(best[0], base, scores)
+
+    def _beyond(self, scores: Mapping[str, AutoTrial], rounds: int, keep: float) -> dict[str, AutoTrial]:
+        """Try further rates of methods whose best rate is the smallest or largest one, as time allows."""
+        more: dict[str, AutoTrial] = {}
+        for _ in range(0 if "lr" in self.settings else BEYOND):
+            further = self._next_rates({**scores, **more})
+            like = [c for c in self.candidates if c.family in {f.family for f in further}]
+            longest = max((self._expected([c], scores, rounds, 1) for c in like), default=0.0)
+            if not further or longest * len(further) > self._left() - keep:
+                break
+            self.candidates = [*self.candidates, *further]
+            more |= self._tried(further, rounds, keep=keep)
+        return more
+
+    def _next_rates(self, scores: Mapping[str, AutoTrial]) -> list[Candidate]:
+        """Give every method whose best rate is an outermost one the next rate outwards."""
+        families: dict[str, list[Candidate]] = {}
+        for candidate in self.candidates:
+            if not candidate.closed:
+                families.setdefault(candidate.family, []).append(candidate)
+        further = []
+        for family in families.values():
+            rates = sorted(c.rate for c in family if c.rate is not None)
+            best = self._ranked(family, scores)[:1]
+            if best and best[0].rate == rates[0]:
+                further.append(best[0].at(float(f"{rates[0] / 3:.1g}")))
+            elif best and best[0].rate == rates[-1]:
+                further.append(best[0].at(float(f"{rates[-1] * 3:.1g}")))
+        return further
 
     def _decide(self, best: Candidate, base: Candidate, scores: Mapping[str, AutoTrial]) -> AutoResult:
         """Train both on all rounds with several seeds, and choose."""
@@ -235,7 +318,7 @@ class _Search:
 
     def _train(self, chosen: Candidate, difference: PairedDifference | None, reason: str) -> AutoResult:
         """Train the chosen candidate on everything; only now the test set is read."""
-        rounds = 1 if chosen.method in CLOSED else self.experiment.rounds
+        rounds = 1 if chosen.closed else self.experiment.rounds
         fitting = self._fitting(chosen, rounds)
         if fitting < rounds:
             reason += f"; the time allowed {fitting} of {rounds} rounds for the final model"
@@ -310,7 +393,7 @@ class _Search:
     def _cell(self, candidate: Candidate, rounds: int, seed: int, until: float) -> Cell:
         run_settings = {"hold_out": self.hold_out, "rounds": rounds, "seed": seed, "workers": 0}
         settings = {**self.settings, **candidate.settings, **run_settings}
-        if candidate.method in CLOSED:
+        if candidate.closed:
             settings["rounds"] = 1  # which are all that it needs
         name = re.sub(r"[^\w.-]+", "-", candidate.label)
         folder = self.out / "trials" / f"{name}-rounds{rounds}-seed{seed}"
@@ -339,15 +422,19 @@ class _Search:
         self, chosen: Sequence[Candidate], scores: Mapping[str, AutoTrial], count: int
     ) -> list[Candidate]:
         """The best candidates, and in any case the best one of FedAvg and the best other one."""
-        sign = -1 if self.measure.better == "less" else 1
-        fine = [c for c in chosen if c.label in scores and not math.isinf(scores[c.label].mean)]
-        ranked = sorted(fine, key=lambda c: -sign * scores[c.label].mean)
+        ranked = self._ranked(chosen, scores)
         kept = ranked[:count]
         for is_base in (True, False):
             alike = [c for c in ranked if (c.method == BASELINE) is is_base]
             if alike and alike[0] not in kept:
                 kept.append(alike[0])
         return kept
+
+    def _ranked(self, chosen: Sequence[Candidate], scores: Mapping[str, AutoTrial]) -> list[Candidate]:
+        """Candidates that finished their trial, the best one first."""
+        sign = -1 if self.measure.better == "less" else 1
+        fine = [c for c in chosen if c.label in scores and not math.isinf(scores[c.label].mean)]
+        return sorted(fine, key=lambda c: -sign * scores[c.label].mean)
 
     def _expected(
         self, chosen: Sequence[Candidate], scores: Mapping[str, AutoTrial], rounds: int, seeds: int
@@ -369,7 +456,7 @@ class _Search:
     def _check_minutes(self, trial: AutoTrial, rounds: int) -> None:
         """Refuse minutes in which not every candidate can be tried, two compared and one trained."""
         a_round = trial.seconds / rounds
-        trained = sum(c.method not in CLOSED for c in self.candidates)
+        trained = sum(not c.closed for c in self.candidates)
         work = a_round * rounds * trained / max(self.jobs, 1)
         least = math.ceil(10 * (MARGIN * work + self._after_trials(trial)) / 60) / 10
         if least > self.minutes:
