@@ -5,7 +5,11 @@ on cached features, against the same client with the trunk run for every batch. 
 the cache's own extraction against a plain loop over batches on all cores. Both sides of a ratio alternate, so
 that a busy machine disturbs both. `closed`: seconds of each step of ridge regression over the images of one
 client. `command NPZ WEIGHTS`: seconds of a 20-round FedAvg run with `--train head`, and of `ridge`, from the
-command to the summary, with a warm cache.
+command to the summary, with a warm cache. `auto NPZ WEIGHTS`: the share of all cores that `fedld auto` leaves
+idle; let nothing else run.
+
+BatchNorm keeps its statistics in `train`. Its bound is the ratio if the products of the trained 1x1
+convolutions and linear layers, at the speed of a large product, were all that a cached step did.
 """
 
 import multiprocessing as mp
@@ -33,13 +37,14 @@ TINY = "--tiny" in sys.argv
 SIZE, CLASSES, BATCH, REPEATS = 96, 3, 50, 2 if TINY else 5
 CACHED, COMPUTED = (400, 100) if TINY else (6000, 400)
 EXTRACTED = 128 if TINY else 3000
-TARGETS = {"head": 50, "last:4": 8, "extraction": 1.5}
+TARGETS = {"head": 50, "last:4": 5, "extraction": 1.5}
 CLOSED, UNITS = (200, 64) if TINY else (5000, 4096)
 COMMAND = ["--partition", "site", "--image-size", "96", "--model", "mobilenet_v2", "--train", "head"]
 COMMANDS = {  # settings and target in seconds
     "20 rounds of fedavg": (["--method", "fedavg", "--rounds", "20", "--lr", "0.001"], 15),
     "ridge": (["--method", "ridge", "--head", "linear", "--rounds", "1"], 6),
 }
+AUTO = ["--rounds", "60", "--minutes", "5"]
 FEDLD = str(Path(sys.executable).with_name("fedld"))
 
 
@@ -58,9 +63,39 @@ def client(model, samples):
         round=1,
         flat=flat,
         samples=samples,
-        training=Training(epochs=1, batch_size=BATCH, lr=0.001, momentum=0.9),
+        training=Training(epochs=1, batch_size=BATCH, lr=0.001, momentum=0.9, buffers="frozen"),
         seed=0,
     )
+
+
+def product_rate():
+    """Flop/s of a large float32 product with one thread."""
+    torch.set_num_threads(1)
+    a, best = torch.randn(2048, 2048), float("inf")
+    for _ in range(7):
+        start = time.perf_counter()
+        torch.mm(a, a)
+        best = min(best, time.perf_counter() - start)
+    return 2 * 2048**3 / best
+
+
+def product_flops(model, shape):
+    """Operations an image of training the 1x1 convolutions and linear layers: forward, weights, inputs.
+
+    The first layer needs no gradient of its inputs.
+    """
+    counts = []
+
+    def count(module, inputs, output):
+        if getattr(module, "groups", 1) == 1:
+            counts.append(2 * module.weight.numel() * output[0].numel() // output.shape[1])
+
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    model.eval()(torch.zeros(1, *shape))
+    for hook in hooks:
+        hook.remove()
+    return 3 * sum(counts) - counts[0]
 
 
 def speed(work, count):
@@ -77,22 +112,30 @@ def train(how):
     shape = trunk(torch.zeros(1, 3, SIZE, SIZE)).shape[1:]
     stored = (shape[1], shape[2], shape[0]) if len(shape) == 3 else shape
     features = np.random.default_rng(1).random((CACHED, *stored), dtype=np.float32)
-    labels = np.arange(CACHED) % CLASSES
+    labels, flops = np.arange(CACHED) % CLASSES, product_flops(tail, shape)
     cached = client(tail, FeatureSamples(features, labels, np.arange(CACHED)))
     trunk, tail = cut(network(), how)
     tail.behind(trunk)
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     computed = client(tail, Samples(pixels, labels[:COMPUTED], np.arange(COMPUTED), mean, std))
-    ratios, speeds = [], []
+    ratios, speeds, rates = [], [], []
     for one in (cached, computed):
         one.train(objective.loss)  # warms up
     for _ in range(REPEATS):
+        rates.append(product_rate())
         fast = speed(lambda: cached.train(objective.loss), CACHED)
         slow = speed(lambda: computed.train(objective.loss), COMPUTED)
         ratios.append(fast / slow)
         speeds.append((fast, slow))
     fast, slow = (statistics.median(column) for column in zip(*speeds, strict=True))
     show(f"{how}: {fast:.0f} samples/s on cached features, {slow:.0f} with the trunk", ratios, TARGETS[how])
+    if how == "head":
+        return
+    rate = statistics.median(rates)
+    print(
+        f"  products: {flops / 1e6:.1f} Mflop an image, {fast * flops / rate:.0%} of the {rate / 1e9:.0f} "
+        f"Gflop/s of a large one; bound {rate / flops / slow:.1f} times"
+    )
 
 
 def plain_loop(model, pixels):
@@ -182,6 +225,24 @@ def command(npz, weights):
         print(f"{name}, command to summary, s: {spread(seconds[1:])} with a warm cache (target {target})")
 
 
+def idle_jiffies():
+    """Time that all cores have been idle, in hundredths of a second."""
+    return int(Path("/proc/stat").read_text().split()[4])
+
+
+def auto(npz, weights):
+    """Share of the cores that a search leaves idle, with a warm cache; the machine's own count."""
+    words = [FEDLD, "auto", "--dataset", f"npz:{npz}", "--weights", weights, *COMMAND, "--head", "linear"]
+    shares, seconds = [], []
+    for _ in range(3):
+        with tempfile.TemporaryDirectory() as folder:
+            start, idle = time.perf_counter(), idle_jiffies()
+            subprocess.run([*words, *AUTO, "--out", f"{folder}/auto"], check=True, capture_output=True)
+            seconds.append(time.perf_counter() - start)
+            shares.append((idle_jiffies() - idle) / 100 / seconds[-1] / mp.cpu_count())
+    print(f"auto, s: {spread(seconds)}; share of the cores left idle: {spread(shares)} (wanted 0.1)")
+
+
 def show(what, ratios, target):
     middle, least = statistics.median(ratios), min(ratios)
     print(f"{what}: {middle:.1f} times (target {target}), at least {least:.1f}", flush=True)
@@ -190,8 +251,8 @@ def show(what, ratios, target):
 def main():
     words = [word for word in sys.argv[1:] if not word.startswith("--")]
     part = words[0] if words else ""
-    if part == "command":
-        command(*words[1:3])
+    if part in ("command", "auto"):
+        {"command": command, "auto": auto}[part](*words[1:3])
         return
     if part in ("", "extract"):
         extract()

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from fedld.cli import app
 from fedld.config.experiment import make_experiment
-from fedld.config.presets import names, read_preset
+from fedld.config.presets import FINE_TUNE, names, read_preset
 from fedld.config.resolve import make_method
 from fedld.errors import FedLDError
 from fedld.methods import METHODS
@@ -53,13 +53,33 @@ def roots(tmp_path_factory):
     return {"retina": retina, "covid-fl": covid}
 
 
-def test_there_are_five_experiments_in_two_scales():
-    assert len(names()) == 10
+PAPER = [name for name in names() if name != FINE_TUNE]
+
+
+def test_there_are_five_experiments_in_two_scales_and_fine_tuning():
+    assert len(PAPER) == 10
+    assert len(names()) == 11
     with pytest.raises(FedLDError, match="did you mean 'covid-fl-small'"):
         read_preset("covid-fl-smal")
 
 
-@pytest.mark.parametrize("name", names())
+def test_fine_tuning_by_preset_is_the_recipe_for_one_method_and_for_many(tmp_path):
+    one = make_experiment(of_one_method(read_preset(FINE_TUNE)))
+    assert make_method(one).beta == 0.9
+    study = plan(read_preset(FINE_TUNE), ["fedavg", "scaffold", "fedavgm"], [0], command="x")
+    _, scaffold, momentum = (make_method(experiment) for _, experiment in study.cells)
+    assert scaffold == make_method(one)
+    assert (momentum.beta, momentum.eta) == (0.9, 1.0)
+    words = ["run", "--preset", FINE_TUNE, "--dataset", "fundus-sim", "--set", "data.samples=120"]
+    words += ["--model", "mobilenet_v2", "--image-size", "32", "--clients", "2", "--rounds", "2"]
+    result = CliRunner().invoke(app, [*words, "--workers", "0", "--out", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    config = (tmp_path / "run" / "config.toml").read_text()
+    assert 'steps = "centred"' in config
+    assert "rounds = 2" in config
+
+
+@pytest.mark.parametrize("name", PAPER)
 def test_every_preset_is_valid_for_one_method_and_for_many(name):
     settings = read_preset(name)
     one = make_experiment(of_one_method(settings))

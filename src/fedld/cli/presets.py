@@ -1,4 +1,4 @@
-"""`fedld presets`: settings of the paper's experiments."""
+"""`fedld presets`: settings of the paper's experiments, and of fine-tuning."""
 
 from typing import Annotated, Any
 
@@ -8,7 +8,7 @@ import typer
 def presets(
     json: Annotated[bool, typer.Option("--json", help="print all settings as JSON")] = False,
 ) -> None:
-    """List the presets: the paper's experiments, each as published and at a small scale."""
+    """List the presets: the paper's experiments, as published and at a small scale, and fine-tuning."""
     from fedld.config.presets import names, read_preset
     from fedld.records.writer import dump
 
@@ -18,8 +18,9 @@ def presets(
         return
     width = max(map(len, presets_by_name))
     for name, settings in presets_by_name.items():
-        cells = [f"{settings[key]}" for key in ("dataset", "model")]
+        cells = [f"{settings[key]}" for key in ("dataset", "model") if key in settings]
         cells += [f"{settings['rounds']} rounds", f"lr {settings['lr']}"]
+        cells += [f"{settings['train']} from a {settings['start']} start"] if "start" in settings else []
         cells += [f"split {settings['split']}"] if "split" in settings else []
         cells += [f"alpha {settings['alpha']}"] if "alpha" in settings else []
         typer.echo(f"{name:{width}}  {', '.join(cells)}")

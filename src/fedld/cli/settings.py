@@ -100,7 +100,7 @@ def _option(setting: Setting, old: str | None = None) -> inspect.Parameter:
 
 
 def _config() -> list[inspect.Parameter]:
-    preset = Annotated[str | None, typer.Option(help="settings of the paper, e.g. retina-split1-small")]
+    preset = Annotated[str | None, typer.Option(help="settings by name, e.g. fine-tune, retina-split1-small")]
     config = Annotated[Path | None, typer.Option(help="settings from a TOML file")]
     sets = Annotated[
         list[str] | None, typer.Option("--set", help="any setting: key=value or table.key=value")

@@ -22,6 +22,7 @@ from typing import Any
 
 from fedld.analysis.statistics import PairedDifference, paired_difference
 from fedld.config.experiment import Experiment, make_experiment, read_toml
+from fedld.config.presets import FINE_TUNE, read_preset
 from fedld.config.resolve import make_measures
 from fedld.errors import FedLDError
 from fedld.paths import make_folder
@@ -45,9 +46,9 @@ BASELINE = "fedavg"
 RATES = (0.003, 0.01, 0.03, 0.1)
 PRETRAINED_RATES = (0.0003, 0.001, 0.003, 0.01)
 """Learning rates where pretrained blocks are trained too: larger ones destroy what they know."""
-RECIPE = {"start": "closed", "steps": "centred", "buffers": "frozen", "momentum": 0.0, "local_steps": 4}
-"""Settings that fine-tuned the last blocks best (docs/fine-tuning.md); what the user gives goes first."""
-RECIPE_METHODS = {"scaffold": {"beta": 0.9}, "fedavgm": {"beta": 0.9, "eta": 1.0}}
+RECIPE = ("start", "steps", "buffers", "momentum", "local_steps", "average_models")
+"""Settings of the preset `fine-tune` that every candidate of it shares; what the user gives goes first."""
+RECIPE_METHODS = ("scaffold", "fedavgm")
 RECIPE_RATES = (0.0003, 0.001, 0.003)
 BEYOND = 2
 """So many more rates of a method are tried while its best one is the smallest or largest."""
@@ -146,7 +147,7 @@ def candidates(settings: Mapping[str, Any]) -> list[Candidate]:
     """Give what is tried: closed forms on a frozen trunk, and every trained method at some rates.
 
     Where pretrained blocks are trained, the closed forms are those of the network as it is given, and the
-    recipe of docs/fine-tuning.md is tried too.
+    preset `fine-tune` is tried too.
     """
     experiment = make_experiment({**settings, "method": BASELINE})
     pretrained = experiment.weights is not None and experiment.train != "head"
@@ -161,18 +162,19 @@ def candidates(settings: Mapping[str, Any]) -> list[Candidate]:
     for name in TRAINED:
         trained = Candidate(family=name, method=name, settings={"method": name})
         tried += [trained.at(rate) for rate in given or (PRETRAINED_RATES if pretrained else RATES)]
-    if pretrained and _follows_recipe(experiment, settings):
-        for name, options in RECIPE_METHODS.items():
-            how = {key: value for key, value in RECIPE.items() if key not in settings}
-            how["method"] = {"name": name, **options}
+    recipe = read_preset(FINE_TUNE)
+    if pretrained and _follows(recipe, experiment, settings):
+        for name in RECIPE_METHODS:
+            how = {key: recipe[key] for key in RECIPE if key in recipe and key not in settings}
+            how["method"] = {"name": name, **recipe[name]}
             trained = Candidate(family=f"{name}, centred", method=name, settings=how)
             tried += [trained.at(rate) for rate in given or RECIPE_RATES]
     return tried
 
 
-def _follows_recipe(experiment: Experiment, settings: Mapping[str, Any]) -> bool:
-    """Say whether the user's settings leave room for the recipe of fine-tuning."""
-    stays = all(settings.get(key, RECIPE[key]) == RECIPE[key] for key in ("start", "steps", "buffers"))
+def _follows(recipe: Mapping[str, Any], experiment: Experiment, settings: Mapping[str, Any]) -> bool:
+    """Say whether the user's settings leave room for the preset's fine-tuning."""
+    stays = all(settings.get(key, recipe[key]) == recipe[key] for key in ("start", "steps", "buffers"))
     sgd = experiment.optimiser in ("sgd", "nesterov") and experiment.local_epochs == 1
     classes = experiment.task in ("auto", "classification") and experiment.head == "linear"
     return stays and sgd and classes and experiment.augment == "none" and experiment.dp is None

@@ -1,4 +1,4 @@
-"""The paper's experiments as TOML: settings of both scales, one lambda for all methods, a table a scale."""
+"""Settings by name: the paper's experiments in two scales, one lambda for all methods; and fine-tuning."""
 
 import tomllib
 from importlib.resources import files
@@ -9,12 +9,16 @@ from fedld.errors import unknown_name
 from fedld.methods import METHODS
 
 SCALES = ("paper", "small")
+FINE_TUNE = "fine-tune"
 
 
 def names() -> list[str]:
-    """List every preset in every scale: `retina-split1-paper`, `retina-split1-small`, ..."""
+    """List every preset: `fine-tune`, and the paper's in every scale: `retina-split1-paper`, ..."""
     presets = sorted(file.name.removesuffix(".toml") for file in _folder() if file.name.endswith(".toml"))
-    return [f"{name}-{scale}" for name in presets for scale in SCALES]
+    return [
+        *(f"{name}-{scale}" for name in presets if name != FINE_TUNE for scale in SCALES),
+        FINE_TUNE,
+    ]
 
 
 def read_preset(name: str) -> dict[str, Any]:
@@ -23,14 +27,22 @@ def read_preset(name: str) -> dict[str, Any]:
     >>> preset = read_preset("retina-split1-paper")
     >>> preset["model"], preset["rounds"], preset["fedld"]["objective"]["lam"]
     ('resnet50', 200, 0.1)
+    >>> read_preset("fine-tune")["train"]
+    'last:4'
     """
     if name not in names():
         raise unknown_name("preset", name, names())
+    if name == FINE_TUNE:
+        return _read(name)
     stem, _, scale = name.rpartition("-")
-    settings = tomllib.loads(files(__package__).joinpath(f"{stem}.toml").read_text(encoding="utf-8"))
+    settings = _read(stem)
     chosen: dict[str, Any] = settings[scale]
     shared = {key: value for key, value in settings.items() if key not in (*SCALES, "lam")}
     return shared | _margins(settings["lam"]) | chosen
+
+
+def _read(stem: str) -> dict[str, Any]:
+    return tomllib.loads(files(__package__).joinpath(f"{stem}.toml").read_text(encoding="utf-8"))
 
 
 def _margins(lam: float) -> dict[str, Any]:
