@@ -78,6 +78,10 @@ class Candidate:
         """Name in the table."""
         return self.family if self.closed else f"{self.family}, lr {self.rate:g}"
 
+    def length(self, rounds: int) -> int:
+        """Count the rounds that it needs of so many."""
+        return 1 if self.closed else rounds
+
     def at(self, rate: float) -> "Candidate":
         """Return the same method with another learning rate."""
         return replace(self, rate=rate, settings={**self.settings, "lr": rate})
@@ -320,7 +324,7 @@ class _Search:
 
     def _train(self, chosen: Candidate, difference: PairedDifference | None, reason: str) -> AutoResult:
         """Train the chosen candidate on everything; only now the test set is read."""
-        rounds = 1 if chosen.closed else self.experiment.rounds
+        rounds = chosen.length(self.experiment.rounds)
         fitting = self._fitting(chosen, rounds)
         if fitting < rounds:
             reason += f"; the time allowed {fitting} of {rounds} rounds for the final model"
@@ -379,7 +383,7 @@ class _Search:
         trials = {}
         for candidate in chosen:
             by_seed = {seed: cells[candidate.label, seed] for seed in range(seeds)}
-            trials[candidate.label] = self._trial(candidate.label, rounds, by_seed)
+            trials[candidate.label] = self._trial(candidate.label, candidate.length(rounds), by_seed)
         latest = {(trial.label, trial.rounds): trial for trial in [*self.trials, *trials.values()]}
         self.trials = list(latest.values())
         return trials
@@ -393,10 +397,9 @@ class _Search:
         return self._left() - keep <= MARGIN * slowest
 
     def _cell(self, candidate: Candidate, rounds: int, seed: int, until: float) -> Cell:
+        rounds = candidate.length(rounds)
         run_settings = {"hold_out": self.hold_out, "rounds": rounds, "seed": seed, "workers": 0}
         settings = {**self.settings, **candidate.settings, **run_settings}
-        if candidate.closed:
-            settings["rounds"] = 1  # which are all that it needs
         name = re.sub(r"[^\w.-]+", "-", candidate.label)
         folder = self.out / "trials" / f"{name}-rounds{rounds}-seed{seed}"
         return Cell(label=candidate.label, experiment=make_experiment(settings), path=folder, until=until)
@@ -443,7 +446,9 @@ class _Search:
     ) -> float:
         """Seconds that some candidates are expected to take, side by side."""
         each = [
-            scores[c.label].seconds / scores[c.label].rounds * rounds for c in chosen if c.label in scores
+            scores[c.label].seconds / scores[c.label].rounds * c.length(rounds)
+            for c in chosen
+            if c.label in scores
         ]
         return MARGIN * seeds * sum(each) / max(self.jobs, 1)
 
