@@ -285,7 +285,7 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """Changes of the recipe for the last four blocks: a label, the method, and settings that differ."""
 VARIANT_SETTINGS = (
-    *("--rounds", "30", "--decompose", "30", "--hold-out", "0.2", "--seeds", "0,1"),
+    *("--rounds", "30", "--decompose", "30", "--hold-out", "0.2", "--seeds", "0"),
     *(
         word
         for label, (_, settings) in VARIANTS.items()
@@ -452,7 +452,7 @@ PARTS: dict[str, list[Study]] = {
             "covid",
             "whole-network-centred",
             "fedavg,scaffold,fedavgm",
-            *(*CENTRED, *WHOLE_48, "--average-models", "0.9", "--seeds", "0,1,2"),
+            *(*CENTRED, *WHOLE_48, "--average-models", "0.9", "--seeds", "0"),
         )
     ],
     # Accuracy against epsilon. Three minutes for each level.
