@@ -2,7 +2,7 @@
 
     1. Every candidate trains for a quarter of the rounds on one seed. A method whose best learning rate is
        the smallest or largest is tried beyond it. If time allows, the better half trains for half of them.
-    2. The best candidate and the best FedAvg train for all rounds on several seeds, which gives an interval.
+    2. The best candidate and the best FedAvg train for all rounds on other seeds, which gives an interval.
     3. The winner trains on everything. Where the interval does not exclude zero, the winner is FedAvg.
 
 The test set is read once, after the last round of step 3. Finished runs are kept, so a search can be resumed.
@@ -303,7 +303,8 @@ class _Search:
         seconds_per_seed = self._expected(pair, scores, rounds, 1)
         final = self._expected([base], scores, rounds, 1) * self.jobs
         seeds = int(max(LEAST_SEEDS, min(MOST_SEEDS, (self._left() - final) // max(seconds_per_seed, 1e-9))))
-        trials = self._tried(pair, rounds, seeds, keep=final / max(self.jobs, 1))
+        fresh = range(1, 1 + seeds)  # seed 0 has chosen them
+        trials = self._tried(pair, rounds, fresh, keep=final / max(self.jobs, 1))
         ours, theirs = (list(trials[c.label].scores.values()) for c in pair)
         pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
         if len(pairs) < 2 and self._over(final / max(self.jobs, 1)):
@@ -368,11 +369,11 @@ class _Search:
         return int(max(1, min(rounds, (self._left() - BEGIN) / (MARGIN * a_round))))
 
     def _tried(
-        self, chosen: Sequence[Candidate], rounds: int, seeds: int = 1, keep: float = 0.0
+        self, chosen: Sequence[Candidate], rounds: int, seeds: Sequence[int] = (0,), keep: float = 0.0
     ) -> dict[str, AutoTrial]:
         """Run candidates on held-out images until `keep` seconds are left; what is finished is read."""
         until = self.end - keep
-        cells = {(c.label, seed): self._cell(c, rounds, seed, until) for c in chosen for seed in range(seeds)}
+        cells = {(c.label, seed): self._cell(c, rounds, seed, until) for c in chosen for seed in seeds}
         try:
             run_grid(list(cells.values()), jobs=self.jobs, progress=self.progress)
         except OtherSettings:
@@ -382,9 +383,10 @@ class _Search:
                 raise
         trials = {}
         for candidate in chosen:
-            by_seed = {seed: cells[candidate.label, seed] for seed in range(seeds)}
+            by_seed = {seed: cells[candidate.label, seed] for seed in seeds}
             trials[candidate.label] = self._trial(candidate.label, candidate.length(rounds), by_seed)
-        latest = {(trial.label, trial.rounds): trial for trial in [*self.trials, *trials.values()]}
+        every = [*self.trials, *trials.values()]
+        latest = {(trial.label, trial.rounds, tuple(trial.scores)): trial for trial in every}
         self.trials = list(latest.values())
         return trials
 
