@@ -585,6 +585,7 @@ PRETRAINED = (
         "last4",
         "last4_centred",
         "last4_averaged",
+        "last4_variants",
         "closed_heads",
         "closed_trunk2",
         "long_heads",

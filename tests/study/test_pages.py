@@ -284,7 +284,9 @@ def test_a_closed_form_stands_beside_the_methods_of_another_study():
     cells = {line.split("|")[1].strip(): line.split("|")[2:] for line in rows.splitlines()}
     assert cells["`ridge`"][0].startswith(f" {closed - sum(base) / len(base):+.2f} [")
     assert cells["`ridge`"][1].strip() == "1"
-    assert cells["`fedavg`"][:2] == [" 0 ", " 140 "]
+    reached = pages.load_study("covid-head-rounds200").standing("fedavg").reached
+    assert cells["`fedavg`"][:2] == [" 0 ", f" {reached.round} "]
+    assert 10 < reached.round <= 200
     assert cells["`fedld`"][1].strip() == "not reached"
     with pytest.raises(FedLDError, match="has 10 seeds; a closed form has one run"):
         pages.with_closed_form("covid-head-tuned", "covid-head-random")
