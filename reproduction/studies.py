@@ -282,6 +282,8 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fedlin": ("fedlin", ()),
     "fedld-drift": ("fedld-drift", ()),
     "fedld-measured": ("fedld-measured", ()),
+    "pooled-plain": ("central", ("local_steps=48", "momentum=0.5", "lr=0.003", "steps=plain")),
+    "pooled-centred": ("central", ("local_steps=48", "momentum=0.9")),
 }
 """Changes of the recipe for the last four blocks: a label, the method, and settings that differ."""
 VARIANT_SETTINGS = (
