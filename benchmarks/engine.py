@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from machine import descendants, describe, spread
+from machine import descendants, describe, product_rate, spread
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedld.config.experiment import make_experiment
@@ -136,17 +136,6 @@ def _worker(name, size, steps, bfloat16, barrier, queue):
     queue.put(steps / (time.perf_counter() - start))
 
 
-def sgemm_rate():
-    """Flop/s of a large float32 product on all cores: the peak that training is measured against."""
-    torch.set_num_threads(mp.cpu_count())
-    a, best = torch.randn(2048, 2048), float("inf")
-    for _ in range(7):
-        start = time.perf_counter()
-        torch.mm(a, a)
-        best = min(best, time.perf_counter() - start)
-    return 2 * 2048**3 / best
-
-
 def step_flops(name, size):
     """Multiplications and additions of one training step, counted by torch."""
     model = build(name, classes=CLASSES, image_size=size, seed=0).train()
@@ -157,7 +146,7 @@ def step_flops(name, size):
 
 def steps():
     """Training steps alone."""
-    table, peak = {}, sgemm_rate()
+    table, peak = {}, product_rate(mp.cpu_count())
     print(f"sgemm {peak / 1e9:.0f} Gflop/s on {mp.cpu_count()} threads", flush=True)
     for case, (name, size, count) in CASES.items():
         rows, flops = {"float32": [], "bfloat16": []}, step_flops(name, size)

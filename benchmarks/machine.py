@@ -4,9 +4,12 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 from fedld.engine.hardware import environment
 
@@ -28,6 +31,17 @@ def spread(values: list[float], digits: int = 2) -> str:
         return "-"
     low, high = min(values), max(values)
     return f"{statistics.median(values):.{digits}f} ({low:.{digits}f} - {high:.{digits}f})"
+
+
+def product_rate(threads: int) -> float:
+    """Flop/s of a large float32 product: what training is measured against."""
+    torch.set_num_threads(threads)
+    a, best = torch.randn(2048, 2048), float("inf")
+    for _ in range(7):
+        start = time.perf_counter()
+        torch.mm(a, a)
+        best = min(best, time.perf_counter() - start)
+    return 2 * 2048**3 / best
 
 
 @contextmanager

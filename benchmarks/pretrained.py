@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from machine import spread
+from machine import product_rate, spread
 
 from fedld.data import Client, Federation
 from fedld.engine.backends.processes import tune_process
@@ -68,17 +68,6 @@ def client(model, samples):
     )
 
 
-def product_rate():
-    """Flop/s of a large float32 product with one thread."""
-    torch.set_num_threads(1)
-    a, best = torch.randn(2048, 2048), float("inf")
-    for _ in range(7):
-        start = time.perf_counter()
-        torch.mm(a, a)
-        best = min(best, time.perf_counter() - start)
-    return 2 * 2048**3 / best
-
-
 def product_flops(model, shape):
     """Operations an image of training the 1x1 convolutions and linear layers: forward, weights, inputs.
 
@@ -122,7 +111,7 @@ def train(how):
     for one in (cached, computed):
         one.train(objective.loss)  # warms up
     for _ in range(REPEATS):
-        rates.append(product_rate())
+        rates.append(product_rate(threads=1))
         fast = speed(lambda: cached.train(objective.loss), CACHED)
         slow = speed(lambda: computed.train(objective.loss), COMPUTED)
         ratios.append(fast / slow)
